@@ -1,0 +1,81 @@
+"""See, scope and undo the class patches of Hugging Face models, from a Jupyter notebook.
+
+Every public name is listed in `__all__` and loads its room on first use: importing patchlab itself
+loads neither torch, transformers nor Jupyter, and changes nothing in the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from patchlab.apply.recorders import patch_output_recorders
+    from patchlab.apply.report import PatchReport
+    from patchlab.apply.scope import apply_patches, patched
+    from patchlab.mapping.registry import (
+        clear_patch_mapping,
+        get_patch_mapping,
+        register_patch_mapping,
+        unregister_patch_mapping,
+    )
+    from patchlab.model.diff import TreeDiff, diff_trees
+    from patchlab.model.tree import ModuleTree, module_tree
+    from patchlab.notebook.extension import load_ipython_extension, unload_ipython_extension
+    from patchlab.verify.status import Status, status
+
+# Public name → the Python module it lives in. The registry is reached through `apply.hooks`, which
+# brings what is registered into `from_pretrained` and `from_config`.
+_HOMES = {
+    "register_patch_mapping": "patchlab.apply.hooks",
+    "unregister_patch_mapping": "patchlab.apply.hooks",
+    "get_patch_mapping": "patchlab.apply.hooks",
+    "clear_patch_mapping": "patchlab.apply.hooks",
+    "apply_patches": "patchlab.apply.scope",
+    "patched": "patchlab.apply.scope",
+    "PatchReport": "patchlab.apply.report",
+    "patch_output_recorders": "patchlab.apply.recorders",
+    "module_tree": "patchlab.model.tree",
+    "ModuleTree": "patchlab.model.tree",
+    "diff_trees": "patchlab.model.diff",
+    "TreeDiff": "patchlab.model.diff",
+    "status": "patchlab.verify.status",
+    "Status": "patchlab.verify.status",
+    "load_ipython_extension": "patchlab.notebook.extension",
+    "unload_ipython_extension": "patchlab.notebook.extension",
+}
+
+
+__all__ = [
+    "ModuleTree",
+    "PatchReport",
+    "Status",
+    "TreeDiff",
+    "apply_patches",
+    "clear_patch_mapping",
+    "diff_trees",
+    "get_patch_mapping",
+    "load_ipython_extension",
+    "module_tree",
+    "patch_output_recorders",
+    "patched",
+    "register_patch_mapping",
+    "status",
+    "unload_ipython_extension",
+    "unregister_patch_mapping",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'patchlab' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,114 @@
+"""The hook that brings patches into `from_pretrained` and `from_config`.
+
+transformers enters patches through two names in `modeling_utils`. While somebody needs it (a scope
+is open, something is registered through patchlab, the notebook extension is loaded) these names
+lead to the functions below; otherwise transformers' own functions stand there. Importing patchlab
+binds nothing.
+
+The public functions of the registry are reached through this file, so that whoever registers also
+gets the hook.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from patchlab._upstream import BUILD_NAMES, modeling_utils, own_build_function
+from patchlab.apply.construct import Frame, close_frame, open_frame, open_frames
+from patchlab.mapping.registry import (
+    Change,
+    clear_patch_mapping,
+    follow,
+    get_patch_mapping,
+    has_own_entries,
+    register_patch_mapping,
+    registered_mapping,
+    unregister_patch_mapping,
+)
+
+__all__ = [
+    "clear_patch_mapping",
+    "get_patch_mapping",
+    "hold",
+    "hook_stands",
+    "register_patch_mapping",
+    "release",
+    "unregister_patch_mapping",
+]
+
+LOCK = threading.RLock()
+_holders: set[Hashable] = set()
+
+
+def hold(holder: Hashable) -> None:
+    """Keep the hook in place until `release` is called with the same holder; twice is once."""
+    with LOCK:
+        _holders.add(holder)
+        _bind()
+
+
+def release(holder: Hashable) -> None:
+    """Give back a `hold`; the hook goes when nothing needs it. One too many does no harm."""
+    with LOCK:
+        _holders.discard(holder)
+        _bind()
+
+
+def hook_stands() -> bool:
+    """Tell whether `from_pretrained` and `from_config` go through patchlab now."""
+    module = modeling_utils()
+    return all(getattr(module, name) is _OURS[name] for name in BUILD_NAMES)
+
+
+def _follow_registry(change: Change) -> None:
+    with LOCK:
+        _bind()
+
+
+def _bind() -> None:
+    wanted = bool(_holders) or has_own_entries()
+    module = modeling_utils()
+    for name in BUILD_NAMES:
+        current, own = getattr(module, name), own_build_function(name)
+        # Compare before putting back: a third party's hook on top of either is left alone.
+        if wanted and current is own:
+            setattr(module, name, _OURS[name])
+        elif not wanted and current is _OURS[name]:
+            setattr(module, name, own)
+
+
+@contextmanager
+def _build_context() -> Iterator[None]:
+    """Stand in for `apply_patches` around one build: the registered rules, if not on yet.
+
+    A vision-language model calls this once more for each sub-model.
+    """
+    mapping = registered_mapping()
+    if not len(mapping) or any(
+        frame.registered and frame.mapping.to_dict() == mapping.to_dict() for frame in open_frames()
+    ):
+        yield
+        return
+    frame = Frame(mapping, registered=True)
+    # Around the open scopes: what a scope asks for comes before what is registered.
+    open_frame(frame, outermost=True)
+    try:
+        yield
+    finally:
+        close_frame(frame)
+
+
+def _built(model: nn.Module) -> None:
+    """Stand in for `patch_output_recorders`: models built under a scope have theirs already."""
+
+
+_OURS: dict[str, Callable[..., Any]] = {
+    "apply_patches": _build_context,
+    "patch_output_recorders": _built,
+}
+follow(_follow_registry)

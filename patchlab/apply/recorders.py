@@ -1,0 +1,91 @@
+"""Output recorders that follow a patch, kept on the instance.
+
+transformers records outputs (`output_attentions=True` and the like) through hooks on the modules of
+certain classes, listed in the class attribute `_can_record_outputs`. A replacement that is no
+subclass of its original is in no such list, and its outputs would be missing. transformers 5.24.0
+(`monkey_patching.patch_output_recorders`) writes the replacement into the class attribute, where it
+stays for every model of the class, also after the patch is gone.
+
+Here a model built under a patch gets a changed *copy* as an instance attribute; the class and the
+registry stay as they are. So models built before, during and after a scope all record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from patchlab._upstream import output_recorder_class, use_instance_recorders
+from patchlab.errors import TargetError
+from patchlab.mapping.registry import registered_mapping
+from patchlab.mapping.rules import PatchMapping
+
+
+def patch_output_recorders(model: nn.Module) -> None:
+    """Let a model record the outputs of the replacement classes that are registered.
+
+    Needed only for models built by hand before they were registered; whatever is built under a
+    patch has it already. The classes of the model are not changed.
+
+    Args:
+        model: The model; its sub-models are included.
+
+    Raises:
+        TargetError: `model` is no `torch.nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"patch_output_recorders takes a model, got {type(model).__name__} {model!r}. "
+            f"Give the model itself."
+        )
+    mapping = registered_mapping()
+    for module in model.modules():
+        adopt_recorders(module, (mapping,))
+
+
+def adopt_recorders(model: nn.Module, mappings: Sequence[PatchMapping]) -> None:
+    """Give one model instance recorders that also look for the replacements of their classes.
+
+    Args:
+        model: Any module; only those whose class can record outputs are touched.
+        mappings: Innermost first; the first that decides a class is taken.
+    """
+    recorders = getattr(model, "_can_record_outputs", None)
+    if not isinstance(recorders, dict):
+        return
+    adopted = {name: _adopted(specs, mappings) for name, specs in recorders.items()}
+    if all(adopted[name] is specs for name, specs in recorders.items()):
+        return
+    model.__dict__["_can_record_outputs"] = adopted
+    use_instance_recorders()
+
+
+def _adopted(specs: Any, mappings: Sequence[PatchMapping]) -> Any:
+    """Return one output's recorders with those for replacements added, or `specs` itself."""
+    found = list(specs) if isinstance(specs, list | tuple) else [specs]
+    added = [
+        extra for spec in found if (extra := _for_replacement(spec, mappings, found)) is not None
+    ]
+    return [*found, *added] if added else specs
+
+
+def _for_replacement(spec: Any, mappings: Sequence[PatchMapping], present: list[Any]) -> Any:
+    is_recorder = isinstance(spec, output_recorder_class())
+    target = spec.target_class if is_recorder else spec if isinstance(spec, type) else None
+    name = target.__name__ if target is not None else spec.class_name if is_recorder else spec
+    if not isinstance(name, str):
+        return None
+    rule = next((rule for m in mappings if (rule := m.find(name)) is not None), None)
+    if rule is None or rule.replacement in present:
+        return None
+    # Hooks go on every instance of the recorder's class: a subclass has them already, and a second
+    # recorder for it would record each output twice.
+    if target is not None and issubclass(rule.replacement, target):
+        return None
+    if is_recorder:
+        extra = dataclasses.replace(spec, target_class=rule.replacement, class_name=None)
+        return None if extra in present else extra
+    return rule.replacement

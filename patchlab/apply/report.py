@@ -1,0 +1,215 @@
+"""The report of a scope: every model built inside, what was replaced, and what is odd.
+
+The report is there from the start of the block and fills as models are built; when the scope closes
+it is settled. It holds models weakly: a report that is kept keeps no model alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from patchlab.apply.construct import Frame, Replaced
+from patchlab.model.diff import TreeDiff, diff_trees
+from patchlab.model.skeleton import original_skeleton
+from patchlab.plan.dead_keys import dead_key_findings
+from patchlab.plan.findings import Finding, has_errors, ordered
+from patchlab.plan.plan import Replacement, counts_of, grouped
+from patchlab.render.html import table_html
+from patchlab.render.rows import Column, Row, Table, Tone
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReport:
+    """One model built inside a scope.
+
+    Attributes:
+        class_name: The class of the model.
+        replacements: What was replaced in it, with FQNs.
+        counts: Key → number of modules replaced, 0 included.
+        class_names: The names of its modules' classes, as they were before the patch.
+        reference: The model, weakly; see `model`.
+    """
+
+    class_name: str
+    replacements: tuple[Replacement, ...]
+    counts: dict[str, int]
+    class_names: frozenset[str]
+    reference: weakref.ref[nn.Module]
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, None if it is gone."""
+        return self.reference()
+
+    @property
+    def diff(self) -> TreeDiff:
+        """How the model differs from the same model built without the patch, on the meta device.
+
+        Raises:
+            TargetError: The model is gone, or has no config to build the unpatched one from.
+        """
+        originals = [r.original for r in self.replacements if "" in r.fqns]
+        return diff_trees(*original_skeleton(self.reference(), self.class_name, originals))
+
+    @property
+    def summary(self) -> str:
+        """What was replaced, in a line."""
+        return ", ".join(r.summary for r in self.replacements) or "nothing replaced"
+
+    def __repr__(self) -> str:
+        return f"ModelReport({self.class_name}: {self.summary})"
+
+
+class PatchReport:
+    """What happened under one scope: its models, counts and findings, and whether it was restored.
+
+    Yielded by `patched` and `apply_patches`; complete when the block has ended.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._completed: list[ModelReport] = []
+        self._settled: tuple[ModelReport, ...] | None = None
+        self._before: tuple[Finding, ...] = ()
+        self.restored = False
+        """Whether the scope is closed and everything it changed is as it was."""
+
+    @property
+    def models(self) -> tuple[ModelReport, ...]:
+        """Each model built inside, in order; sub-models count within their root."""
+        if self._settled is not None:
+            return self._settled
+        return _model_reports(self._frame, self._completed)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Key → number of modules replaced in the whole block, 0 included."""
+        return self._frame.counts
+
+    @property
+    def replacements(self) -> tuple[Replacement, ...]:
+        """What was replaced in all models together, by rule and class; FQNs as in each model."""
+        return tuple(r for model in self.models for r in model.replacements)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is odd: keys that replaced nothing in any model, rules that never decide."""
+        models = self.models
+        if not models:
+            return self._before
+        names = frozenset().union(*(model.class_names for model in models))
+        return ordered((*self._before, *dead_key_findings(self._frame.mapping, self.counts, names)))
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error."""
+        return not has_errors(self.findings)
+
+    def complete(self, model: nn.Module) -> None:
+        """Note a model that is whole; its parts, noted before, become part of it."""
+        parts = {id(module) for module in model.modules()}
+        self._completed = [
+            known
+            for known in self._completed
+            if (part := known.reference()) is None or id(part) not in parts
+        ]
+        self._completed.append(_report_of(model, self._frame))
+
+    def settle(self) -> None:
+        """Fix the models as they are now, at the end of the block."""
+        if self._settled is None:
+            self._settled = _model_reports(self._frame, self._completed)
+
+    def to_table(self) -> Table:
+        """Return the report as rows: a row for each model and replacement."""
+        rows = []
+        for model in self.models:
+            rows.append(Row(0, model.class_name, ("", ""), note=self._state(model)))
+            for r in model.replacements:
+                cells = (f"{r.original.__name__} → {r.replacement.__name__}", str(len(r.fqns)))
+                title = ", ".join(r.fqns[:12]) + (" …" if len(r.fqns) > 12 else "")
+                rows.append(Row(1, r.key, cells, "match", mark="●", note="replaced", title=title))
+        columns = (
+            Column("Model, key", mono=True),
+            Column("Class", mono=True),
+            Column("Modules", "right"),
+        )
+        tone: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
+        footer = tuple(str(finding) for finding in self.findings)
+        return Table(columns, tuple(rows), self._verdict(), tone, footer)
+
+    def to_text(self) -> str:
+        """Return the report as text: a line for each model, then the findings."""
+        lines = [f"{m.class_name}: {m.summary}{self._closing()}" for m in self.models]
+        if not lines:
+            lines = [f"no model was built{self._closing()}"]
+        return "\n".join([*lines, *map(str, self.findings)])
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return table_html(self.to_table())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self.to_text(), "text/html": self.to_html()}
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _closing(self) -> str:
+        return " · restored" if self.restored else " · still open"
+
+    def _state(self, model: ModelReport) -> str:
+        return "" if model.replacements else "nothing replaced"
+
+    def _verdict(self) -> str:
+        total = sum(self.counts.values())
+        models = len(self.models)
+        return (
+            f"{total} module{'s' * (total != 1)} replaced in {models} "
+            f"model{'s' * (models != 1)}{self._closing()}"
+        )
+
+
+def _model_reports(frame: Frame, completed: list[ModelReport]) -> tuple[ModelReport, ...]:
+    """Return the reports of the models that are roots, those that are gone included."""
+    alive = _distinct(model for ref in list(frame.built) if (model := ref()) is not None)
+    alive += [m for r in list(frame.replaced) if (m := r.module()) is not None]
+    parts: set[int] = set()
+    for model in alive:
+        if id(model) not in parts:
+            parts.update(id(part) for part in model.modules() if part is not model)
+    roots = [model for model in _distinct(alive) if id(model) not in parts]
+    gone = [known for known in completed if known.reference() is None]
+    return (*gone, *(_report_of(model, frame) for model in roots))
+
+
+def _report_of(model: nn.Module, frame: Frame) -> ModelReport:
+    by_id: dict[int, Replaced] = {
+        id(module): replaced
+        for replaced in list(frame.replaced)
+        if (module := replaced.module()) is not None
+    }
+    found = []
+    names = set()
+    for fqn, module in model.named_modules():
+        replaced = by_id.get(id(module))
+        names.add((replaced.original if replaced else type(module)).__name__)
+        if replaced is not None:
+            found.append((fqn, replaced.original, replaced.rule))
+    replacements = grouped(found)
+    return ModelReport(
+        type(model).__name__,
+        replacements,
+        counts_of(frame.mapping, replacements),
+        frozenset(names),
+        weakref.ref(model),
+    )
+
+
+def _distinct(models: Iterable[nn.Module]) -> list[nn.Module]:
+    return list({id(model): model for model in models}.values())

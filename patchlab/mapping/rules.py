@@ -1,0 +1,250 @@
+"""Rules and mappings: what the user asks for, checked at the door.
+
+A `PatchRule` is one key with its replacement class, a `PatchMapping` the ordered rules of a scope
+or of the registry. Both are immutable, and neither can hold a rule that could never work: what
+transformers accepts and then ignores in silence (a glob, a dotted path, quotes, an empty key, a
+replacement that is no module) is refused here, with the key that was probably meant.
+
+A key that is a Python identifier is an *exact name* and matches only that name. Anything else is a
+*pattern*: it must compile, and is `re.search`ed. transformers 5.24.0 searches exact names as well
+(`monkey_patching._find_replacement_class`); that is the one place where patchlab's matching
+differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from patchlab.errors import MappingError, MappingTypeError
+
+_IDENTIFIER = re.compile(r"[^\W\d]\w*\Z")
+# Only the characters of a dotted Python path, at least one dot, and no regex operator: nobody
+# writes a pattern like that, and as a pattern it can match no class name (names hold no dot).
+_DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
+_GLOB = re.compile(r"[\w*?]+\Z")
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_pattern(key: str) -> re.Pattern[str]:
+    """Compile a pattern once; `re.error` as `re.compile` raises it."""
+    return re.compile(key)
+
+
+def is_exact_name(key: str) -> bool:
+    """Tell whether a key is an exact name; anything else is a pattern."""
+    return _IDENTIFIER.match(key) is not None
+
+
+def check_key(key: Any) -> str:
+    """Return the key if it can match a class name.
+
+    Raises:
+        MappingTypeError: The key is no string.
+        MappingError: The key is empty, quoted, a glob, a path, no valid regular expression, or
+            holds characters that no class name has.
+    """
+    if not isinstance(key, str):
+        raise MappingTypeError(
+            f"key {key!r} is a {type(key).__name__}; a key is a string: a class name such as "
+            f"'LlamaMLP', or a pattern such as '^Llama(MLP|Attention)$'.{_name_hint(key)}"
+        )
+    if not key.strip():
+        raise MappingError(
+            f"key {key!r} is empty, and as a pattern it would match every class. To match one "
+            f"class use its name, such as 'LlamaMLP'."
+        )
+    if is_exact_name(key):
+        return key
+    stripped = key.strip().strip("'\"`").strip()
+    if key[0] in "'\"`" and key[-1] in "'\"`" and len(key) > 1:
+        raise MappingError(
+            f"key {key!r} has quotes inside the string, so it matches no class name. Use "
+            f"{stripped!r}."
+        )
+    if key != key.strip():
+        raise MappingError(
+            f"key {key!r} begins or ends with white space, so it matches no class name. "
+            f"Use {key.strip()!r}."
+        )
+    if _DOTTED_PATH.match(key):
+        raise MappingError(
+            f"key {key!r} is a dotted path; keys are matched against class names, without their "
+            f"Python module. Use {key.rpartition('.')[2]!r}."
+        )
+    if "/" in key or ("\\" in key and re.match(r"[A-Za-z]:\\|\\\\", key)):
+        raise MappingError(
+            f"key {key!r} looks like a file path; keys are matched against class names, which hold "
+            f"no slash. Use the name of the class, such as 'LlamaMLP'."
+        )
+    try:
+        compile_pattern(key)
+    except re.error as error:
+        raise MappingError(
+            f"key {key!r} is not a valid regular expression: {error}. transformers would accept "
+            f"it, warn once for each name it looks at, and match nothing. {_instead(key)}"
+        ) from error
+    except (RecursionError, OverflowError) as error:
+        raise MappingError(f"key {key!r} is too deep for a regular expression: {error}.") from error
+    if _GLOB.match(key) and "*" in key and ".*" not in key:
+        raise MappingError(
+            f"key {key!r} reads like a shell glob; as a regular expression its '*' repeats the "
+            f"letter before it. {_instead(key)}"
+        )
+    if re.fullmatch(r"\[\w+\]", key):
+        raise MappingError(
+            f"key {key!r} is a set of single letters to a regular expression, and matches every "
+            f"name that holds one of them. To match the name itself, use {key[1:-1]!r}."
+        )
+    if " " in key and "(?x" not in key:
+        raise MappingError(
+            f"key {key!r} holds a space, which no class name does, so this part of it can never "
+            f"match. Use {key.replace(' ', '')!r}, or one rule for each name."
+        )
+    return key
+
+
+def check_replacement(key: str, replacement: Any) -> type[nn.Module]:
+    """Return the replacement class of a key if it is one.
+
+    Raises:
+        MappingTypeError: It is not a class, or not a subclass of `torch.nn.Module`.
+    """
+    if isinstance(replacement, type):
+        if issubclass(replacement, nn.Module):
+            return replacement
+        bases = ", ".join(base.__name__ for base in replacement.__mro__[1:])
+        raise MappingTypeError(
+            f"Replacement class for {key!r} must be a subclass of nn.Module; "
+            f"{replacement.__name__} inherits from {bases}. Write `class "
+            f"{replacement.__name__}(nn.Module):`."
+        )
+    found = type(replacement).__name__
+    if isinstance(replacement, nn.Module):
+        hint = f"This is an instance; give its class, {found}."
+    elif isinstance(replacement, str):
+        hint = "This is a string; import the class and give the class itself."
+    elif isinstance(replacement, functools.partial):
+        hint = "This is a functools.partial; write a subclass whose __init__ sets these arguments."
+    elif inspect.isroutine(replacement):
+        hint = "This is a function; a patch takes the place of a class, so give a class."
+    elif replacement is None:
+        hint = "To leave a class alone, leave it out of the mapping or make the pattern narrower."
+    else:
+        hint = "Give a class, such as one that subclasses the original."
+    raise MappingTypeError(f"Replacement for {key!r} must be a class, got {found}. {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRule:
+    """One key with the class that takes the place of what the key matches.
+
+    Raises:
+        MappingError: The key can never match (see `check_key`), or the replacement is no module
+            class (`MappingTypeError`).
+    """
+
+    key: str
+    replacement: type[nn.Module]
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        check_replacement(self.key, self.replacement)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the key is an exact name."""
+        return is_exact_name(self.key)
+
+    def matches(self, class_name: str) -> bool:
+        """Tell whether the key fits a class name, whichever rule decides in the end."""
+        if is_exact_name(self.key):
+            return self.key == class_name
+        return compile_pattern(self.key).search(class_name) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class PatchMapping:
+    """The rules of a scope or of the registry, in order of registration; keys are unique.
+
+    Compared by identity: two scopes with the same rules are two scopes.
+    """
+
+    rules: tuple[PatchRule, ...] = ()
+    exact: dict[str, PatchRule] = field(init=False, repr=False)
+    patterns: tuple[tuple[re.Pattern[str], PatchRule], ...] = field(init=False, repr=False)
+    _decided: dict[str, PatchRule | None] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        exact = {rule.key: rule for rule in self.rules if rule.is_exact}
+        patterns = tuple((compile_pattern(r.key), r) for r in self.rules if not r.is_exact)
+        object.__setattr__(self, "exact", exact)
+        object.__setattr__(self, "patterns", patterns)
+
+    @classmethod
+    def of(cls, mapping: Any) -> PatchMapping:
+        """Build a mapping from a dict, refusing it whole if one rule can never work.
+
+        Raises:
+            MappingTypeError: `mapping` is no mapping, a key no string, or a replacement no module
+                class.
+            MappingError: A key that can never match.
+        """
+        if isinstance(mapping, PatchMapping):
+            return mapping
+        if not isinstance(mapping, Mapping):
+            raise MappingTypeError(
+                f"mapping must be a dict from key to replacement class, got "
+                f"{type(mapping).__name__} {mapping!r}. Write {{'LlamaMLP': MyMLP}}."
+            )
+        return cls(tuple(PatchRule(key, replacement) for key, replacement in mapping.items()))
+
+    def find(self, class_name: str) -> PatchRule | None:
+        """Find the rule that decides a class name: its exact name, else the first pattern."""
+        # Asked once for each module that is built, with few different names: remembered. A plain
+        # dict, since its reads and writes are atomic and computing twice does no harm.
+        try:
+            return self._decided[class_name]
+        except KeyError:
+            pass
+        rule = self.exact.get(class_name)
+        if rule is None:
+            rule = next((r for p, r in self.patterns if p.search(class_name)), None)
+        self._decided[class_name] = rule
+        return rule
+
+    def to_dict(self) -> dict[str, type[nn.Module]]:
+        """Return the rules as the plain dict that transformers takes."""
+        return {rule.key: rule.replacement for rule in self.rules}
+
+    def __iter__(self) -> Iterator[PatchRule]:
+        return iter(self.rules)
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+
+def _instead(key: str) -> str:
+    """Say which key was probably meant by one that is no regular expression."""
+    if "*" in key and _GLOB.match(key):
+        body = key.replace("?", ".").replace("*", ".*")
+        meant = body if body.startswith(".*") else "^" + body
+        meant = meant[:-2] if meant.endswith(".*") and meant != ".*" else meant + "$"
+        if meant in ("$", ".*$", ".*", "^", ""):
+            return "Name the classes to replace, such as '.*Attention$'."
+        return f"For {key!r} as a glob, use {meant!r}."
+    return f"To match the text itself, use {re.escape(key)!r}."
+
+
+def _name_hint(key: Any) -> str:
+    if isinstance(key, type):
+        return f" To replace the class {key.__name__}, use {key.__name__!r}."
+    if isinstance(key, re.Pattern):
+        return f" Use the pattern's text, {key.pattern!r}."
+    return ""

@@ -1,0 +1,153 @@
+"""Skeletons: a model's structure on the meta device, without one byte of weights.
+
+A skeleton is built from a config, a checkpoint folder, a model id or a model, by the constructor of
+its class and not by `from_config`: what is registered is not applied, so a skeleton is unpatched
+unless a scope is open around it. A median architecture takes 0.14 s, the slowest of 790 takes 7 s
+(transformers 5.24.0, default configs).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from patchlab._upstream import pretrained_model_class
+from patchlab.errors import TargetError
+
+T = TypeVar("T")
+
+
+def skeleton(target: Any) -> nn.Module:
+    """Build the structure of a target on the meta device.
+
+    Args:
+        target: A model with a config, a config, or a checkpoint folder or model id (whose config is
+            read, never its weights).
+
+    Returns:
+        A model on the meta device. A plain module without a config is returned as it is.
+
+    Raises:
+        TargetError: The target is none of these, or no architecture of transformers is known for
+            it.
+    """
+    if isinstance(target, nn.Module) and getattr(target, "config", None) is None:
+        return target
+    build, config = model_builder(target)
+    return build(config)
+
+
+def model_builder(target: Any) -> tuple[Callable[[Any], nn.Module], Any]:
+    """Return a function that builds a target's model on the meta device, and the config to give it.
+
+    The function copies the config, as constructors may write to it.
+
+    Raises:
+        TargetError: As `skeleton` does.
+    """
+    if isinstance(target, nn.Module):
+        config = getattr(target, "config", None)
+        if config is None:
+            raise TargetError(
+                f"a {type(target).__name__} without a config cannot be built a second time. Give a "
+                f"model of transformers, or its config."
+            )
+        return _on_meta(type(target)), config
+    if isinstance(target, str | Path):
+        target = _read_config(target)
+    if not _is_config(target):
+        raise TargetError(
+            f"got {type(target).__name__} {target!r}; give a model, a config of transformers, a "
+            f"checkpoint folder or a model id."
+        )
+    return _on_meta(model_class_of(target)), target
+
+
+def model_class_of(config: Any) -> type[nn.Module]:
+    """Return the class a config names in `architectures`, else the base model of its type.
+
+    Raises:
+        TargetError: transformers has no model for such a config.
+    """
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, nn.Module):
+            return cls
+    mapping = transformers.models.auto.modeling_auto.MODEL_MAPPING
+    try:
+        found = mapping[type(config)]
+    except KeyError as error:
+        raise TargetError(
+            f"no base model of transformers is built from a {type(config).__name__}. Set its "
+            f"`architectures` to a class name such as 'LlamaForCausalLM', or give a model."
+        ) from error
+    first: Any = found[0] if isinstance(found, tuple) else found
+    base: type[nn.Module] = first
+    return base
+
+
+def without_scopes(build: Callable[..., T], *args: Any) -> T:
+    """Call a function outside of every scope, whatever is open around the caller."""
+    return contextvars.Context().run(build, *args)
+
+
+def original_skeleton(
+    model: nn.Module | None, class_name: str, root_originals: Iterable[type[nn.Module]]
+) -> tuple[nn.Module, nn.Module]:
+    """Return the unpatched skeleton of a patched model, and the model.
+
+    Args:
+        model: The model, None if it is gone.
+        class_name: Its class, for the message.
+        root_originals: The original of the model's own class, if that was replaced.
+
+    Raises:
+        TargetError: The model is gone, or has no config.
+    """
+    if model is None:
+        raise TargetError(
+            f"the {class_name} is gone, so there is nothing to compare. Keep the model in a "
+            f"variable."
+        )
+    cls = next(iter(root_originals), type(model))
+    config = getattr(model, "config", None)
+    if config is None or not issubclass(cls, pretrained_model_class()):
+        raise TargetError(
+            f"a {class_name} has no config to build the unpatched one from. Compare trees instead: "
+            f"patchlab.diff_trees(before, after)."
+        )
+    return without_scopes(_on_meta(cls), config), model
+
+
+def _on_meta(cls: type[nn.Module]) -> Callable[[Any], nn.Module]:
+    def build(config: Any) -> nn.Module:
+        with torch.device("meta"):
+            return cls(copy.deepcopy(config))
+
+    return build
+
+
+def _is_config(target: Any) -> bool:
+    import transformers
+
+    return isinstance(target, transformers.PretrainedConfig)
+
+
+def _read_config(target: str | Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(str(target), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise TargetError(
+            f"no config could be read from {str(target)!r}: {str(error).strip().splitlines()[0]} "
+            f"Give a folder that holds a config.json, or the id of a model in the local cache."
+        ) from error

@@ -1,0 +1,1 @@
+"""The notebook: magics, forms, widgets. The only room that knows Jupyter; it decides nothing."""

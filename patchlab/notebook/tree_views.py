@@ -1,0 +1,49 @@
+"""Trees, differences and previews show the tree widget, while this is switched on.
+
+The rooms below know nothing of widgets: a value gives text and HTML, and asks whoever has entered
+himself in `render.shown.rich_views` for more. Text and HTML stay in the bundle beside the widget.
+Switching on loads no widget library yet; the first value that is shown does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from patchlab.render.shown import rich_views
+
+if TYPE_CHECKING:
+    from patchlab.notebook.tree_widget import TreeWidget
+
+__all__ = ["hide_widgets", "show_widgets", "widget_for"]
+
+
+def widget_for(value: Any) -> TreeWidget | None:
+    """Make the widget that shows a value; None if there is none for its kind."""
+    from patchlab.model.diff import TreeDiff
+    from patchlab.model.tree import ModuleTree
+
+    if not isinstance(value, (ModuleTree, TreeDiff)):
+        return None
+    from patchlab.notebook.tree_widget import TreeWidget
+
+    return TreeWidget(value) if isinstance(value, ModuleTree) else TreeWidget(diff=value)
+
+
+def show_widgets() -> None:
+    """Let trees, differences and previews show widgets; a second time does nothing."""
+    if _view not in rich_views:
+        rich_views.append(_view)
+
+
+def hide_widgets() -> None:
+    """Let them show text and HTML alone again."""
+    if _view in rich_views:
+        rich_views.remove(_view)
+
+
+def _view(value: Any, bundle: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    widget = widget_for(value)
+    shown = None if widget is None else widget._repr_mimebundle_()
+    # The value's own text and HTML say more than the widget's: a preview's have its findings.
+    return None if shown is None else {**shown[0], **bundle}

@@ -1,0 +1,1 @@
+"""How rows look: rows in, text, HTML, DOT, frames and payloads out. Knows nothing of patches."""

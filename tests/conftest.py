@@ -1,0 +1,29 @@
+"""Fixtures for all tests; after each, nothing of a patch may be left in the process."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.leakguard import changed, process_state
+
+# A loaded machine draws examples slowly; how fast it is says nothing about the code.
+settings.register_profile("patchlab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patchlab")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request):
+    """No class, `__init__`, registry key, conversion, recorder or hook is changed by a test.
+
+    A test that makes a leak on purpose is marked `leaks` and mends it itself.
+    """
+    before = process_state()
+    yield
+    left = changed(before, process_state())
+    assert not left, "left behind:\n" + "\n".join(left[:20])

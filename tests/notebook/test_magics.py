@@ -1,0 +1,429 @@
+"""`%%patched` in a real shell: its body runs as if alone, and the patch ends with the cell."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from IPython.core.error import UsageError
+from transformers import modeling_utils, monkey_patching
+from transformers.models.bert.modeling_bert import BertSelfAttention
+
+import patchlab
+from patchlab.render.shown import rich_views
+
+PATCHED = "%%patched ^BertSelfAttention$=MyAttention\n"
+BUILD = "model = BertModel(config)\n"
+SAID = "2 × BertSelfAttention → MyAttention · restored"
+
+
+def replaced(shell, name="model"):
+    """Count the modules of a model in the notebook that are instances of MyAttention."""
+    return sum(type(m).__name__ == "MyAttention" for m in shell.user_ns[name].modules())
+
+
+def assert_nothing_left(shell):
+    """What is built after a cell is not patched, and no scope is open."""
+    assert len(shell.magics_manager.registry["PatchMagics"].scopes) == 0
+    assert "__init__" not in vars(BertSelfAttention) or (
+        vars(BertSelfAttention)["__init__"].__qualname__ == "BertSelfAttention.__init__"
+    )
+    shell.run_cell("after = BertModel(config)").raise_error()
+    assert replaced(shell, "after") == 0
+
+
+def test_models_built_in_the_cell_are_patched_and_those_after_it_are_not(shell, capsys):
+    shell.run_cell(PATCHED + BUILD).raise_error()
+
+    assert replaced(shell) == 2
+    assert capsys.readouterr().out.endswith(f"model: {SAID}\n")
+    assert_nothing_left(shell)
+
+
+def test_variables_of_the_body_land_in_the_namespace(shell):
+    shell.run_cell(PATCHED + "import math as m\ndef f(): return later\nlater = 7").raise_error()
+
+    assert shell.run_cell("f() + m.floor(1.5)").result == 8
+
+
+# The body runs as if it stood alone
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"), [("40 + 2", True), ("40 + 2;", False), ("x = 42", False)]
+)
+def test_last_value_is_shown_once_unless_hidden(shell, capsys, body, shown):
+    result = shell.run_cell(PATCHED + body, store_history=True)
+
+    assert capsys.readouterr().out.count("42") == shown
+    assert (result.execution_count in shell.user_ns["Out"]) is shown
+
+
+def test_await_works_at_the_top_level_of_the_body(shell, capsys):
+    body = "import asyncio\nawait asyncio.sleep(0)\n" + BUILD + "await asyncio.sleep(0, 42)"
+    result = shell.run_cell(PATCHED + body)
+
+    assert result.result == 42
+    assert replaced(shell) == 2
+    assert SAID in capsys.readouterr().out
+    assert_nothing_left(shell)
+
+
+def test_shell_and_line_magics_work_in_the_body(shell):
+    shell.run_cell(PATCHED + "%time " + BUILD + "files = !echo one").raise_error()
+
+    assert replaced(shell) == 2
+    assert list(shell.user_ns["files"]) == ["one"]
+
+
+FAULTS = {
+    "an error": "1/0",
+    "an error after the build": BUILD + "1/0",
+    "an error in the build": "BertModel(None)",
+    "an interrupt": BUILD + "raise KeyboardInterrupt",
+    "an error after an await": "import asyncio\nawait asyncio.sleep(0)\n" + BUILD + "1/0",
+    "a line that is no Python": "x =",
+    "an indent that is none": "x = 1\n  y = 2",
+    "an unknown magic": "%nosuchmagic",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_cell_fails_with_one_traceback_and_nothing_stays_patched_after(shell, capsys, fault):
+    result = shell.run_cell(PATCHED + FAULTS[fault])
+
+    assert not result.success
+    streams = capsys.readouterr()
+    printed = streams.out + streams.err
+    assert len(re.findall(r"^\w*(?:Error|Interrupt): ", printed, re.MULTILINE)) == 1, printed
+    assert_nothing_left(shell)
+
+
+@pytest.mark.parametrize("above", ["", "# a comment\n", "# two\n\n  # lines\n"])
+def test_traceback_points_at_the_line_as_it_was_typed(shell, capsys, above):
+    result = shell.run_cell(above + PATCHED + "x = 1\n\nboom = 1 / 0\ny = 2")
+
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    printed = capsys.readouterr().out
+    line = above.count("\n") + 4
+    assert f"----> {line} boom = 1 / 0" in printed
+    assert "patchlab" not in printed.replace("'PatchMagics'", "")
+
+
+def test_syntax_error_points_at_the_line_as_it_was_typed(shell, capsys):
+    shell.run_cell("# above\n" + PATCHED + "x = 1\ny = = 2")
+
+    assert "line 4" in "".join(capsys.readouterr().out.splitlines()[:2]).replace(":4", " line 4")
+
+
+# The line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "BertSelfAttention=MyAttention",
+        r"^Bert(?=Self)\w+Attention$=MyAttention",
+        "^BertSelf{0}Attention$|^BertSelfAttention{1}$=MyAttention",
+        '"^BertSelfAttention$=MyAttention"',
+        "'^BertSelfAttention$'=MyAttention",
+        '--map="^BertSelfAttention$=MyAttention"',
+        '--map "BertSelfAttention=MyAttention" BertLayer$HOME=MyLayerNorm',
+        "BertSelfAttention=space.MyAttention",
+    ],
+)
+def test_line_is_taken_literally(shell, line):
+    """Braces, dollars and backslashes reach the rule as typed, though such variables exist."""
+    shell.run_cell(
+        "import types; HOME = 'expanded'; space = types.ModuleType('space')\n"
+        "space.MyAttention = MyAttention"
+    ).raise_error()
+
+    shell.run_cell(f"%%patched {line}\n{BUILD}").raise_error()
+
+    assert replaced(shell) == 2
+
+
+def test_several_rules_are_told_in_one_line(shell, capsys):
+    shell.run_cell(
+        "class Twin(MyAttention): pass\n"
+        "class Inter(nn.Module):\n  def __init__(self, config): super().__init__()"
+    ).raise_error()
+    rules = "BertSelfAttention=Twin BertIntermediate=Inter"
+    shell.run_cell(f"%%patched {rules}\n{BUILD}").raise_error()
+
+    told = "model: 2 × BertSelfAttention → Twin, 2 × BertIntermediate → Inter · restored"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("BertSelfAttention=MyAttenton", "Did you mean MyAttention"),
+        ("BertSelfAttention=MyAttention.Inner", "has no 'Inner'"),
+        ("BertSelfAttention=config", "must be a class"),
+        ("*Attention=MyAttention", "glob"),
+        ("(=MyAttention", "regular expression"),
+        ("BertSelfAttention", "not a rule"),
+        ("--nosuch", "no option"),
+        ("--model nosuch BertSelfAttention=MyAttention", "no variable 'nosuch'"),
+        ("--convert nosuch BertSelfAttention=MyAttention", "no variable 'nosuch'"),
+        ("'BertSelfAttention=MyAttention", "not closed"),
+    ],
+)
+def test_line_that_cannot_be_carried_out_is_one_usage_error_and_nothing_runs(
+    shell, capsys, line, said
+):
+    result = shell.run_cell(f"%%patched {line}\nran = True")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    streams = capsys.readouterr()
+    assert said in streams.err + streams.out
+    assert "Traceback" not in streams.err + streams.out
+    assert "ran" not in shell.user_ns
+    assert_nothing_left(shell)
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%patched BertSelfAttention=MyAttention", PATCHED, PATCHED + "  \n\n"]
+)
+def test_empty_body_is_a_usage_error(shell, capsys, cell):
+    result = shell.run_cell(cell)
+
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "needs a body" in capsys.readouterr().err
+
+
+def test_replacement_that_no_instance_can_become_is_a_usage_error(shell, capsys):
+    """What only shows when the scope is entered stops the cell as well."""
+    shell.run_cell("class Slotted(BertSelfAttention):\n    __slots__ = ('x',)").raise_error()
+
+    result = shell.run_cell("%%patched BertSelfAttention=Slotted\nran = True")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "Slotted" in capsys.readouterr().err
+    assert "ran" not in shell.user_ns
+    assert_nothing_left(shell)
+
+
+def test_strict_lets_a_clean_cell_run_and_warns_about_nothing(shell, capsys, recwarn):
+    shell.run_cell(f"%%patched --strict BertSelfAttention=MyAttention Nope=MyAttention\n{BUILD}")
+
+    assert replaced(shell) == 2
+    assert "warning: PL104" in capsys.readouterr().out
+    assert not [w for w in recwarn if issubclass(w.category, patchlab.errors.PatchlabWarning)]
+
+
+def test_without_rules_what_is_registered_is_applied(shell, capsys):
+    shell.run_cell("%patches register BertSelfAttention=MyAttention").raise_error()
+
+    shell.run_cell("%%patched\n" + BUILD).raise_error()
+
+    assert replaced(shell) == 2
+    assert f"model: {SAID}" in capsys.readouterr().out
+    patchlab.clear_patch_mapping()
+
+
+def test_help_names_the_context_manager_for_where_there_are_no_magics(shell, capsys):
+    shell.run_cell("%%patched?").raise_error()
+
+    printed = capsys.readouterr().out
+    assert "with patchlab.patched(" in printed
+    assert "--strict" in printed
+
+
+# What is said afterwards
+
+
+def test_quiet_says_nothing(shell, capsys):
+    shell.run_cell(f"%%patched --quiet BertSelfAttention=MyAttention\n{BUILD}").raise_error()
+
+    assert capsys.readouterr().out == ""
+    assert replaced(shell) == 2
+
+
+def test_key_that_replaced_nothing_is_a_warning_with_the_nearest_name(shell, capsys):
+    shell.run_cell(f"%%patched BertSelfAtention=MyAttention\n{BUILD}").raise_error()
+
+    printed = capsys.readouterr().out
+    assert "model: nothing replaced · restored" in printed
+    assert re.search(
+        r"^warning: PL104 .*'BertSelfAtention'.*BertSelfAttention", printed, re.MULTILINE
+    )
+
+
+def test_finding_is_told_and_not_warned_about_as_well(shell, recwarn):
+    shell.run_cell(f"%%patched BertSelfAtention=MyAttention\n{BUILD}").raise_error()
+
+    assert not [w for w in recwarn if issubclass(w.category, patchlab.errors.PatchlabWarning)]
+
+
+def test_model_without_a_name_goes_by_its_class(shell, capsys):
+    shell.run_cell(PATCHED + "kept = [BertModel(config)]").raise_error()
+
+    assert f"BertModel: {SAID}" in capsys.readouterr().out
+
+
+def test_models_of_a_loop_are_one_line_with_their_number(shell, capsys):
+    shell.run_cell(PATCHED + "kept = [BertModel(config) for _ in range(3)]").raise_error()
+
+    assert f"BertModel: {SAID} · 3 such models\n" in capsys.readouterr().out
+
+
+def test_cell_that_builds_nothing_says_so(shell, capsys):
+    shell.run_cell(PATCHED + "x = 1").raise_error()
+
+    assert "no model was built in this cell" in capsys.readouterr().out
+
+
+def test_diff_shows_what_changed_in_each_model(shell, capsys):
+    shell.run_cell(f"%%patched --diff --quiet BertSelfAttention=MyAttention\n{BUILD}").raise_error()
+
+    printed = capsys.readouterr().out
+    assert "MyAttention" in printed
+    assert "replaced" in printed
+    assert "restored" not in printed
+
+
+def test_diff_of_a_model_that_is_gone_says_so(shell, capsys):
+    build = "BertModel(config)\nimport gc; gc.collect();"
+    shell.run_cell(f"%%patched --diff BertSelfAttention=MyAttention\n{build}").raise_error()
+
+    assert "BertModel" in capsys.readouterr().out
+
+
+# Stacked with other magics
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        f"%%time\n{PATCHED}{BUILD}40 + 2",
+        f"{PATCHED}%%time\n{BUILD}40 + 2",
+        f"{PATCHED}\n# a comment is no magic\n{BUILD}40 + 2",
+    ],
+)
+def test_stacked_under_and_over_time_the_last_value_is_shown(shell, capsys, cell):
+    result = shell.run_cell(cell)
+
+    assert result.result == 42
+    assert replaced(shell) == 2
+    assert SAID in capsys.readouterr().out
+    assert_nothing_left(shell)
+
+
+@pytest.mark.parametrize("cell", [f"%%time\n{PATCHED}1/0", f"{PATCHED}%%time\n1/0"])
+def test_error_under_and_over_time_fails_the_cell_once(shell, capsys, cell):
+    result = shell.run_cell(cell)
+
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert capsys.readouterr().out.count("ZeroDivisionError: ") == 1
+    assert_nothing_left(shell)
+
+
+def test_under_capture_what_is_said_is_captured(shell, capsys):
+    shell.run_cell(f"%%capture said\n{PATCHED}{BUILD}").raise_error()
+
+    assert replaced(shell) == 2
+    assert SAID in shell.user_ns["said"].stdout
+    assert capsys.readouterr().out == ""
+    assert_nothing_left(shell)
+
+
+def test_over_capture_the_body_is_captured_and_the_line_is_shown(shell, capsys):
+    shell.run_cell(f"{PATCHED}%%capture said\n{BUILD}print('body')").raise_error()
+
+    assert shell.user_ns["said"].stdout == "body\n"
+    assert capsys.readouterr().out == f"model: {SAID}\n"
+    assert_nothing_left(shell)
+
+
+def test_two_lines_stack(shell):
+    shell.run_cell("class Out(nn.Module):\n  def __init__(s, c): super().__init__()").raise_error()
+
+    shell.run_cell(f"{PATCHED}%%patched BertSelfOutput=Out\n{BUILD}").raise_error()
+
+    assert replaced(shell) == 2
+    assert sum(type(m).__name__ == "Out" for m in shell.user_ns["model"].modules()) == 2
+    assert_nothing_left(shell)
+
+
+# The plain cell magic, as a program calls it
+
+
+def test_plain_cell_magic_returns_the_last_value(shell, capsys):
+    value = shell.run_cell_magic("patched", "^BertSelfAttention$=MyAttention", BUILD + "40 + 2\n")
+
+    assert value == 42
+    assert replaced(shell) == 2
+    assert SAID in capsys.readouterr().out
+    assert_nothing_left(shell)
+
+
+def test_plain_cell_magic_fails_its_cell_once(shell, capsys):
+    call = f"get_ipython().run_cell_magic('patched', 'A=MyAttention', {BUILD + '1/0'!r})"
+    result = shell.run_cell(call)
+
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert capsys.readouterr().out.count("ZeroDivisionError: ") == 1
+    assert_nothing_left(shell)
+
+
+def test_plain_cell_magic_refuses_an_empty_body_and_an_await(shell):
+    with pytest.raises(UsageError, match="needs a body"):
+        shell.run_cell_magic("patched", "A=MyAttention", "\n")
+    with pytest.raises(UsageError, match="first line"):
+        shell.run_cell_magic("patched", "A=MyAttention", "import asyncio\nawait asyncio.sleep(0)\n")
+
+
+# The extension comes and goes
+
+
+def parts(shell):
+    """What the extension could leave in a shell and in transformers."""
+    manager = shell.magics_manager
+    return (
+        list(shell.input_transformers_cleanup),
+        {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()},
+        {kind: sorted(names) for kind, names in manager.magics.items()},
+        sorted(manager.registry),
+        list(rich_views),
+        modeling_utils.apply_patches,
+        modeling_utils.patch_output_recorders,
+        monkey_patching.get_patch_mapping(),
+    )
+
+
+def test_unloading_leaves_nothing(bare_shell):
+    bare_shell.run_cell("%unload_ext nothing")  # IPython loads magics of its own on first use.
+    before = parts(bare_shell)
+    bare_shell.run_cell("%load_ext patchlab").raise_error()
+    assert parts(bare_shell) != before
+
+    bare_shell.run_cell("%unload_ext patchlab").raise_error()
+
+    assert parts(bare_shell) == before
+    assert not bare_shell.run_cell("%%patched A=B\n1").success
+
+
+def test_reloading_twice_is_harmless(shell, capsys):
+    before = [len(part) for part in parts(shell)[:5]]
+    shell.run_cell("%reload_ext patchlab\n%reload_ext patchlab\n%load_ext patchlab").raise_error()
+    assert [len(part) for part in parts(shell)[:5]] == before
+
+    shell.run_cell(PATCHED + BUILD).raise_error()
+
+    assert capsys.readouterr().out.count(SAID) == 1
+    assert_nothing_left(shell)
+
+
+def test_unloading_inside_a_patched_cell_ends_its_patch(shell):
+    shell.run_cell(f"{PATCHED}{BUILD}%unload_ext patchlab\nother = BertModel(config)").raise_error()
+
+    assert (replaced(shell), replaced(shell, "other")) == (2, 0)
+
+
+def test_terminal_waits_for_the_body(shell):
+    assert shell.check_complete("%%patched A=B")[0] == "incomplete"
+    assert shell.check_complete("%%patched A=B\nx = 1")[0] == "incomplete"
+    assert shell.check_complete("%%patched A=B\nx = 1\n\n")[0] == "complete"
