@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from patchlab.apply.concatenation import concatenate_by_config
     from patchlab.apply.recorders import patch_output_recorders
     from patchlab.apply.report import PatchReport
     from patchlab.apply.scope import apply_patches, patched
+    from patchlab.apply.swap import Swap, swap
     from patchlab.mapping.registry import (
         clear_patch_mapping,
         get_patch_mapping,
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from patchlab.model.diff import TreeDiff, diff_trees
     from patchlab.model.tree import ModuleTree, module_tree
     from patchlab.notebook.extension import load_ipython_extension, unload_ipython_extension
+    from patchlab.plan.findings import Finding
+    from patchlab.plan.survey import Survey, survey
+    from patchlab.verify.preview import Preview, preview
     from patchlab.verify.status import Status, status
 
 # Public name → the Python module it lives in. The registry is reached through `apply.hooks`, which
@@ -37,10 +42,18 @@ _HOMES = {
     "patched": "patchlab.apply.scope",
     "PatchReport": "patchlab.apply.report",
     "patch_output_recorders": "patchlab.apply.recorders",
+    "concatenate_by_config": "patchlab.apply.concatenation",
+    "swap": "patchlab.apply.swap",
+    "Swap": "patchlab.apply.swap",
     "module_tree": "patchlab.model.tree",
     "ModuleTree": "patchlab.model.tree",
     "diff_trees": "patchlab.model.diff",
     "TreeDiff": "patchlab.model.diff",
+    "preview": "patchlab.verify.preview",
+    "Preview": "patchlab.verify.preview",
+    "survey": "patchlab.plan.survey",
+    "Survey": "patchlab.plan.survey",
+    "Finding": "patchlab.plan.findings",
     "status": "patchlab.verify.status",
     "Status": "patchlab.verify.status",
     "load_ipython_extension": "patchlab.notebook.extension",
@@ -49,20 +62,28 @@ _HOMES = {
 
 
 __all__ = [
+    "Finding",
     "ModuleTree",
     "PatchReport",
+    "Preview",
     "Status",
+    "Survey",
+    "Swap",
     "TreeDiff",
     "apply_patches",
     "clear_patch_mapping",
+    "concatenate_by_config",
     "diff_trees",
     "get_patch_mapping",
     "load_ipython_extension",
     "module_tree",
     "patch_output_recorders",
     "patched",
+    "preview",
     "register_patch_mapping",
     "status",
+    "survey",
+    "swap",
     "unload_ipython_extension",
     "unregister_patch_mapping",
 ]

@@ -79,6 +79,11 @@ def pretrained_model_class() -> type[nn.Module]:
     return cls
 
 
+def initialize_module(model: nn.Module, module: nn.Module) -> None:
+    """Run a model's own initializer, `PreTrainedModel._init_weights`, on one module of it."""
+    model._init_weights(module)  # type: ignore[operator]
+
+
 # --- weight conversions: transformers/conversion_mapping.py --------------------------------------
 
 
@@ -287,3 +292,70 @@ def _string_keyed(own: type) -> type:
             own.__setitem__(self, key, value)  # type: ignore[attr-defined]
 
     return type("StringKeyedRegistry", (own,), {"get": get, "__setitem__": set_item})
+
+
+# --- weight transforms: transformers/core_model_loading.py, conversion_mapping.py -----------------
+
+
+def weight_transforms(model: nn.Module, *, legacy: bool = True) -> list[Any]:
+    """List what `from_pretrained` would push the keys of a checkpoint of this model through.
+
+    `get_model_conversion_mapping`; `legacy` adds the old names (`gamma`, `beta`) that every load
+    understands and no save writes.
+    """
+    transforms: list[Any] = conversion_module().get_model_conversion_mapping(
+        model, add_legacy=legacy
+    )
+    return transforms
+
+
+def saved_transforms(model: nn.Module) -> list[Any]:
+    """List the transforms that `save_pretrained` would reverse for this model, as it does.
+
+    `revert_weight_conversion`: those that matched when the model was loaded, else those registered
+    for it without changes of prefix.
+    """
+    own: list[Any] | None = getattr(model, "_weight_conversions", None)
+    if own is not None:
+        return own
+    prefix_change = importlib.import_module("transformers.core_model_loading").PrefixChange
+    return [
+        transform
+        for transform in weight_transforms(model, legacy=False)
+        if not isinstance(transform, prefix_change)
+    ]
+
+
+def is_converter(transform: Any) -> bool:
+    """Tell a `WeightConverter`, which changes tensors, from a renaming."""
+    loading = importlib.import_module("transformers.core_model_loading")
+    return isinstance(transform, loading.WeightConverter)
+
+
+def rename_checkpoint_key(
+    key: str, renamings: list[Any], converters: list[Any], prefix: str | None, state: Any
+) -> tuple[str, str | None]:
+    """Push one key of a checkpoint through renamings and at most one converter.
+
+    Returns:
+        The key in the model, and the source pattern of the converter that matched, if one did.
+    """
+    loading = importlib.import_module("transformers.core_model_loading")
+    renamed: tuple[str, str | None] = loading.rename_source_key(
+        key, renamings, converters, prefix, state
+    )
+    return renamed
+
+
+def revert_conversions(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Bring tensors under the names and in the layout that `save_pretrained` would write."""
+    loading = importlib.import_module("transformers.core_model_loading")
+    reverted: dict[str, Any] = loading.revert_weight_conversion(model, state)
+    return reverted
+
+
+@contextmanager
+def without_random_init() -> Iterator[None]:
+    """Skip the random initialization of parameters in a block: `initialization.no_init_weights`."""
+    with importlib.import_module("transformers.initialization").no_init_weights():
+        yield

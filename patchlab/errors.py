@@ -8,6 +8,8 @@
   + RestoreError            something patchlab changed could not be put back
   + TargetError             a model, config, folder or id that cannot be read (also a ValueError)
   + CatalogError            the installed transformers could not be read
+  + SwapError               modules that cannot be swapped in a model that is built
+  + CheckpointError         a checkpoint that cannot be read or judged (also a ValueError)
   + RoutingError            a routing trace that does not fit the model (also a ValueError)
   + FindingsError           a plan with findings of severity "error" was asked to be carried out
 * PatchlabWarning           the root of the warnings, so that one filter reaches all of them
@@ -47,6 +49,14 @@ class TargetError(PatchlabError, ValueError):
 
 class CatalogError(PatchlabError, RuntimeError):
     """The installed transformers could not be read."""
+
+
+class SwapError(PatchlabError, RuntimeError):
+    """Modules that cannot be swapped, or put back, in a model that is built; nothing is changed."""
+
+
+class CheckpointError(PatchlabError, ValueError):
+    """A checkpoint that is not there, of a format that is not read, or damaged."""
 
 
 class RoutingError(PatchlabError, ValueError):

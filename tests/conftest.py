@@ -17,6 +17,14 @@ settings.register_profile("patchlab", deadline=None, suppress_health_check=[Heal
 settings.load_profile("patchlab")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-architectures",
+        action="store_true",
+        help="build every architecture of the installed transformers, and not a sample of them",
+    )
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request):
     """No class, `__init__`, registry key, conversion, recorder or hook is changed by a test.

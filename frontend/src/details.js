@@ -98,7 +98,9 @@ function tensors(title, rows) {
       "table",
       {},
       make("caption", {}, title),
-      ...rows.slice(0, MOST).map((cells) => make("tr", {}, ...cells.map((text) => make("td", {}, text)))),
+      ...rows
+        .slice(0, MOST)
+        .map((cells) => make("tr", {}, ...cells.map((text) => make("td", {}, text)))),
     ),
     rows.length > MOST && make("p", { class: "dim" }, `and ${counted(rows.length - MOST, "more")}`),
   ];
@@ -113,7 +115,11 @@ const breakable = (text) =>
 
 /** @param {"copy" | "close"} name @param {string} title @param {() => void} work */
 function button(name, title, work) {
-  const element = make("button", { type: "button", class: "tool", title, "aria-label": title }, icon(name));
+  const element = make(
+    "button",
+    { type: "button", class: "tool", title, "aria-label": title },
+    icon(name),
+  );
   element.addEventListener("click", work);
   return element;
 }

@@ -65,7 +65,11 @@ export function makeFindings(findings, all, make_, onMore) {
   const shown = findings.slice(0, all ? undefined : FEW).map(make_);
   const rest = findings.length - shown.length;
   if (!rest) return shown;
-  const more = make("button", { type: "button", class: "link" }, `Show ${counted(rest, "more finding")}`);
+  const more = make(
+    "button",
+    { type: "button", class: "link" },
+    `Show ${counted(rest, "more finding")}`,
+  );
   more.addEventListener("click", onMore);
   return [...shown, more];
 }

@@ -5,29 +5,16 @@
 // keyboard never loses its place.
 
 import { make, set } from "./dom.js";
-import { exact, human, joinNames } from "./format.js";
-import { MARKS, STATUSES } from "./payload.js";
+import { exact } from "./format.js";
+import { Keys } from "./keys.js";
+import { classesOf, countOf, explain, foldName, nameOf, shareOf, stateOf } from "./wording.js";
 
 /** @typedef {import("./outline.js").Outline} Outline */
 /** @typedef {{ element: HTMLElement, chevron: HTMLElement, label: HTMLElement, fold: HTMLElement,
  *   cls: HTMLElement, number: HTMLElement, change: HTMLElement, row: number, at: number }} Line */
 
-export const ROW_HEIGHT = 24;
+const ROW_HEIGHT = 24;
 const OVERSCAN = 4;
-const MATCHES = new Set(["exact", "pattern"]);
-const TYPE_AHEAD = 700; // Milliseconds in which letters belong to one word.
-
-/**
- * The state of a row in a word: the mark of the key comes before the status of the diff.
- * @type {Record<string, string>}
- */
-const WORDS = {
-  exact: "exact match",
-  pattern: "pattern match",
-  container: "container",
-  swallowed: "swallowed",
-  shadowed: "shadowed",
-};
 
 export class Grid {
   /**
@@ -54,8 +41,7 @@ export class Grid {
     this.spare = [];
     /** @type {Map<number, string>} */
     this.foldNames = new Map();
-    this.typed = "";
-    this.typedAt = 0;
+    this.keys = new Keys(this);
     this.frame = 0;
     this.leastHeight = 0;
 
@@ -76,7 +62,7 @@ export class Grid {
     );
     this.nothing = /** @type {HTMLElement} */ (this.element.lastElementChild);
     this.element.addEventListener("scroll", () => this.schedule(), { passive: true });
-    this.tree.addEventListener("keydown", (event) => guard(() => this.pressed(event)));
+    this.tree.addEventListener("keydown", (event) => guard(() => this.keys.pressed(event)));
     this.tree.addEventListener("click", (event) => guard(() => this.clicked(event)));
     this.tree.addEventListener("dblclick", (event) => guard(() => this.clickedTwice(event)));
     this.observer = new ResizeObserver(() => this.schedule());
@@ -115,6 +101,10 @@ export class Grid {
       if (outline.position[first] >= 0) return first;
     }
     return outline.visibleCount ? outline.visible[0] : -1;
+  }
+
+  rowsOnScreen() {
+    return Math.max(1, Math.floor(this.element.clientHeight / ROW_HEIGHT) - 2);
   }
 
   hasFocus() {
@@ -184,8 +174,7 @@ export class Grid {
     element.style.setProperty("--depth", String(columns.depth[row]));
     element.dataset.row = String(row);
 
-    const mark = MARKS[this.markOf(row)];
-    const status = STATUSES[columns.status[row]];
+    const { mark, status, note, word } = stateOf(outline, row);
     set(element, "data-mark", mark === "none" ? null : mark);
     set(element, "data-status", status === "same" ? null : status);
     element.classList.toggle("hit", Boolean(outline.found?.hits[row]));
@@ -199,7 +188,7 @@ export class Grid {
 
     const size = outline.group[row] === row ? outline.groupSize[row] : 1;
     const folded = outline.isFolded(row);
-    const name = folded ? this.foldName(row) : this.nameOf(row);
+    const name = folded ? this.foldNameOf(row) : nameOf(outline, row);
     this.write(line.label, name);
     line.label.title = folded ? `${name}, all equal` : outline.fqn(row);
     line.fold.hidden = size === 1;
@@ -207,28 +196,34 @@ export class Grid {
     line.fold.title = folded ? "Show each (Shift+Enter)" : "Fold again (Shift+Enter)";
 
     const className = this.fillClass(line.cls, row);
-    const [shown, title] = this.countOf(row);
+    const [shown, title] = countOf(outline, row);
     line.number.textContent = shown;
     line.number.title = title;
+    element.style.setProperty("--share", String(shareOf(outline, row)));
 
-    const word = mark !== "none" ? WORDS[mark] : "";
-    const note = word || (status !== "same" ? status : columns.shared[row] ? "shared" : "");
-    line.change.textContent = note;
-    line.change.title = this.changeTitle(row, mark, status);
-    set(line.change, "data-note", note ? (mark !== "none" ? mark : note) : null);
+    line.change.textContent = word;
+    line.change.title = explain(outline, row);
+    set(line.change, "data-note", note || null);
 
     const parts = [name];
     if (folded) parts.push(`${exact(size)} equal modules`);
     parts.push(className, `${shown} parameters`);
-    if (note) parts.push(note);
-    if (word && status !== "same") parts.push(status);
+    if (word) parts.push(word);
+    if (status !== "same" && word !== status) parts.push(status);
     set(element, "aria-label", parts.join(", "));
+  }
+
+  /** @param {number} row */
+  foldNameOf(row) {
+    const name = this.foldNames.get(row) ?? foldName(this.outline, row);
+    this.foldNames.set(row, name);
+    return name;
   }
 
   /** @param {HTMLElement} cell @param {number} row @returns {string} What it says. */
   fillClass(cell, row) {
     const { classes } = this.outline.columns;
-    const indices = this.classesOf(row);
+    const indices = classesOf(this.outline, row);
     const names = indices.map((index) => classes[index - 1][0]);
     cell.title = indices.map((index) => classes[index - 1].toReversed().join(".")).join("\n→ ");
     if (names.length < 2) this.write(cell, names[0] ?? "");
@@ -289,26 +284,4 @@ export class Grid {
     this.outline.toggle(row);
     this.refresh();
   }
-
-  /** @param {KeyboardEvent} event */
-  pressed(event) {
-    if (this.active < 0) return;
-    if ((event.ctrlKey || event.metaKey) && event.key === "c") {
-      if (getSelection()?.isCollapsed ?? true) this.onCopy();
-      return;
-    }
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (!this.act(event.key, event.shiftKey)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
-
-  /** @param {() => void} work Changes the outline. */
-  change(work) {
-    work();
-    this.refresh();
-    this.activate(this.active, { tell: false });
-  }
-
-
 }

@@ -94,7 +94,8 @@ export class Outline {
       this.relist();
       if (this.visibleCount === before) return;
       if (this.visibleCount > FIRST_LOOK) {
-        for (let row = 0; row < columns.rows; row++) if (columns.depth[row] === level) open[row] = 0;
+        for (let row = 0; row < columns.rows; row++)
+          if (columns.depth[row] === level) open[row] = 0;
         this.relist();
         return;
       }
@@ -241,7 +242,7 @@ export class Outline {
     let count = 0;
     position.fill(-1);
     setSize.fill(0);
-    for (let row = 0; row < columns.rows; ) {
+    for (let row = 0; row < columns.rows;) {
       if (!keep[row] || (group[row] !== row && !unfolded.has(group[row]))) {
         row = end[row];
         continue;

@@ -64,7 +64,9 @@ export function readTree(view) {
   check(header !== null && typeof header === "object", "its header is no object");
   const { rows, names, classes, numbers, diff } = header;
   const columns = header["columns"]; // In quotes, since the build shortens the name elsewhere.
-  check(Number.isInteger(rows) && rows >= 0, "the number of rows is missing");
+  // A row has bytes of its own, so a wrong number of rows cannot ask for more memory than was sent.
+  const known = Number.isInteger(rows) && rows >= 0 && rows <= view.byteLength;
+  check(known, "the number of rows is missing");
   check(isTexts(names), "the names are no list of strings");
   check(
     Array.isArray(classes) && classes.every((item) => isTexts(item) && item.length === 2),

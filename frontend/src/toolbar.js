@@ -14,7 +14,11 @@ import { icon } from "./icons.js";
  */
 
 /** @type {[Tab, string][]} */
-const TABS = [["before", "Before"], ["after", "After"], ["diff", "Diff"]];
+const TABS = [
+  ["before", "Before"],
+  ["after", "After"],
+  ["diff", "Diff"],
+];
 const TYPING = 90; // Milliseconds without a further letter before a search begins.
 
 export class Toolbar {
@@ -28,10 +32,18 @@ export class Toolbar {
     this.guard = guard;
     this.timer = 0;
     this.tabs = TABS.map(([tab, title]) =>
-      make("button", { type: "button", role: "tab", "data-tab": tab, id: `${panel}-${tab}` }, title),
+      make(
+        "button",
+        { type: "button", role: "tab", "data-tab": tab, id: `${panel}-${tab}` },
+        title,
+      ),
     );
     for (const tab of this.tabs) set(tab, "aria-controls", panel);
-    this.tablist = make("div", { class: "tabs", role: "tablist", "aria-label": "View" }, ...this.tabs);
+    this.tablist = make(
+      "div",
+      { class: "tabs", role: "tablist", "aria-label": "View" },
+      ...this.tabs,
+    );
     this.changes = this.makeSwitch("changes only", "Show only what the patch changes");
     this.folds = this.makeSwitch("fold equal", "Show equal siblings as one row");
     this.input = make("input", {
@@ -43,7 +55,12 @@ export class Toolbar {
     });
     this.regex = make(
       "button",
-      { type: "button", class: "regex", title: "Regular expression", "aria-label": "Regular expression" },
+      {
+        type: "button",
+        class: "regex",
+        title: "Regular expression",
+        "aria-label": "Regular expression",
+      },
       ".*",
     );
     this.count = make("span", { class: "count", role: "status" });
@@ -111,7 +128,11 @@ export class Toolbar {
 
   /** @param {"expand" | "collapse"} name @param {string} title */
   makeButton(name, title) {
-    return make("button", { type: "button", class: "tool", title, "aria-label": title }, icon(name));
+    return make(
+      "button",
+      { type: "button", class: "tool", title, "aria-label": title },
+      icon(name),
+    );
   }
 
   /** @param {MouseEvent} event */

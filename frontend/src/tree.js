@@ -4,7 +4,7 @@
 import "./tree.css";
 import { TreeView } from "./view.js";
 
-/** @param {{ model: import("./view.js").Model, el: HTMLElement }} context */
+/** @param {{ model: import("./traits.js").Model, el: HTMLElement }} context */
 function render({ model, el }) {
   const view = new TreeView(model, el);
   return () => view.destroy();

@@ -9,30 +9,14 @@ import { makeFinding, makeFindings, makeVerdict } from "./findings.js";
 import { counted, exact } from "./format.js";
 import { Grid } from "./grid.js";
 import { Outline } from "./outline.js";
-import { MARKS, readMarks, readTree, STATUSES } from "./payload.js";
+import { readMarks, readTree } from "./payload.js";
 import { makeMatcher, search } from "./search.js";
 import { Toolbar } from "./toolbar.js";
+import { explain, sidesOf } from "./wording.js";
 
-/** @typedef {import("./outline.js").Tab} Tab */
-/** @typedef {import("./details.js").Side} Side */
+/** @typedef {import("./traits.js").Model} Model */
+/** @typedef {import("./traits.js").Traits} Traits */
 /** @typedef {import("./details.js").Finding} Finding */
-/**
- * The synced traits of TreeWidget; patchlab/notebook/tree_widget.py says what each is.
- * @typedef {object} Traits
- * @property {DataView} payload
- * @property {DataView} highlight
- * @property {string | null} selected
- * @property {string} query
- * @property {boolean} regex
- * @property {Tab} tab
- * @property {boolean} changes_only
- * @property {boolean} fold_equal
- * @property {import("./details.js").Answer | {}} details
- * @property {import("./findings.js").Verdict} verdict
- * @property {Finding[]} findings
- * @property {string} error
- */
-/** @typedef {import("@anywidget/types").AnyModel<Traits>} Model */
 
 const SETTLE = 80; // Milliseconds that a row must stay selected before Python hears of it.
 const MOMENT = 2500; // Milliseconds that "Copied" stays.
@@ -312,7 +296,9 @@ export class TreeView {
     const { outline, grid } = this;
     if (!outline || !grid || !outline.visibleCount) return;
     const hits = outline.found?.hits;
-    const first = hits ? outline.visible.subarray(0, outline.visibleCount).find((row) => hits[row] > 0) : -1;
+    const first = hits
+      ? outline.visible.subarray(0, outline.visibleCount).find((row) => hits[row] > 0)
+      : -1;
     grid.activate(first !== undefined && first >= 0 ? first : grid.active);
   }
 
@@ -320,7 +306,9 @@ export class TreeView {
     const row = this.grid?.selected ?? -1;
     if (!this.outline || row < 0) return;
     const fqn = this.outline.fqn(row);
-    this.say((await copy(fqn, this.root)) ? `Copied ${fqn}` : "The browser does not allow copying.");
+    this.say(
+      (await copy(fqn, this.root)) ? `Copied ${fqn}` : "The browser does not allow copying.",
+    );
   }
 
   drawError() {
@@ -337,10 +325,15 @@ export class TreeView {
     const findings = this.model.get("findings");
     this.findings.hidden = !findings.length;
     this.findings.replaceChildren(
-      ...makeFindings(findings, this.allFindings, (finding) => this.makeFinding(finding), () => {
-        this.allFindings = true;
-        this.drawFindings();
-      }),
+      ...makeFindings(
+        findings,
+        this.allFindings,
+        (finding) => this.makeFinding(finding),
+        () => {
+          this.allFindings = true;
+          this.drawFindings();
+        },
+      ),
     );
   }
 
@@ -384,12 +377,8 @@ export class TreeView {
         stands: members.length
           ? `Stands for ${counted(members.length, "equal module")}, the last of them ${outline.fqn(members[members.length - 1])}.`
           : "",
-        sides: this.sidesOf(row),
-        state: this.grid?.changeTitle(
-          row,
-          MARKS[this.grid.markOf(row)],
-          STATUSES[outline.columns.status[row]],
-        ) ?? "",
+        sides: sidesOf(outline, row),
+        state: explain(outline, row),
         answer: answer.fqn === fqn ? answer : null,
         onCopy: () => void this.copyFqn(),
         onClose: () => this.closeDetails(),
@@ -402,28 +391,5 @@ export class TreeView {
   closeDetails() {
     this.details.hidden = true;
     this.grid?.activate(this.grid.active, { tell: false });
-  }
-
-  /** @param {number} row @returns {Side[]} */
-  sidesOf(row) {
-    if (!this.outline) return [];
-    const { columns } = this.outline;
-    /** @type {[string, number, number][]} */
-    const sides = [
-      ["Before", columns.before[row], columns.numbers[columns.paramsBefore[row]]],
-      ["After", columns.after[row], columns.numbers[columns.paramsAfter[row]]],
-    ];
-    const two = columns.isDiff && columns.status[row] !== 0;
-    return sides
-      .filter(([title, index]) => index > 0 && (two || title === "Before"))
-      .map(([title, index, count]) => ({
-        title: two ? title : "",
-        class_name: columns.classes[index - 1][0],
-        python_module: columns.classes[index - 1][1],
-        signature: "",
-        parameters: [],
-        buffers: [],
-        num_parameters: count,
-      }));
   }
 }

@@ -13,7 +13,9 @@ test("the committed bundle is what the sources give; `npm run build` makes it an
   execFileSync(process.execPath, ["build.mjs", folder], { cwd: FRONTEND });
   for (const file of ["tree.js", "tree.css"]) {
     const built = readFileSync(join(folder, file), "utf8");
-    expect(readFileSync(join(COMMITTED, file), "utf8") === built, `${file} is out of date`).toBe(true);
+    expect(readFileSync(join(COMMITTED, file), "utf8") === built, `${file} is out of date`).toBe(
+      true,
+    );
   }
   rmSync(folder, { recursive: true });
 });

@@ -36,7 +36,12 @@ function view(model) {
   /** @param {string} key @param {KeyboardEventInit} [options] */
   const press = (key, options = {}) => {
     const target = document.activeElement ?? document.body;
-    const event = new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...options });
+    const event = new KeyboardEvent("keydown", {
+      key,
+      bubbles: true,
+      cancelable: true,
+      ...options,
+    });
     target.dispatchEvent(event);
     return event;
   };
@@ -59,7 +64,10 @@ const label = (item) => item.querySelector(".label")?.textContent ?? "";
 const labels = (el) => rows(el).map(label);
 
 /** @param {HTMLElement} el */
-const tabbable = (el) => rows(el).filter((item) => item.tabIndex === 0).map(label);
+const tabbable = (el) =>
+  rows(el)
+    .filter((item) => item.tabIndex === 0)
+    .map(label);
 
 const focused = () => label(/** @type {Element} */ (document.activeElement));
 
@@ -107,7 +115,10 @@ describe("a view", () => {
 
 describe("the keyboard", () => {
   /** @param {ReturnType<typeof show>} shown */
-  const enter = ({ el }) => rows(el).find((item) => item.tabIndex === 0)?.focus();
+  const enter = ({ el }) =>
+    rows(el)
+      .find((item) => item.tabIndex === 0)
+      ?.focus();
 
   test("finds one row to tab to, wherever it has been", () => {
     const shown = show("tree", { selected: null });
@@ -247,7 +258,9 @@ describe("what is synced", () => {
     expect(all(".details")[0].textContent).toContain("Embedding");
     model.set("details", {
       fqn: "embed",
-      sides: [{ ...model.get("details").sides[0], parameters: [["weight", "1000 × 4", "float32"]] }],
+      sides: [
+        { ...model.get("details").sides[0], parameters: [["weight", "1000 × 4", "float32"]] },
+      ],
       rule: "",
       notes: [],
       findings: [],

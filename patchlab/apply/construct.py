@@ -30,9 +30,9 @@ from typing import Any
 from torch import nn
 
 from patchlab._upstream import is_transformers_name, pretrained_model_class
+from patchlab.apply.becoming import blame, check_assignable
 from patchlab.apply.conversions import Conversions, synchronize_conversions
 from patchlab.apply.recorders import adopt_recorders
-from patchlab.errors import ApplyError
 from patchlab.mapping.rules import PatchMapping, PatchRule
 from patchlab.model.classes import matched_classes, subclasses_of
 
@@ -48,6 +48,17 @@ class Replaced:
     rule: PatchRule
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Construction:
+    """One call of an original's constructor, as a model made it."""
+
+    module: Any
+    original: type
+    rule: PatchRule
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 @dataclass(eq=False)
 class Frame:
     """What one scope asks for, and what was built under it.
@@ -59,20 +70,25 @@ class Frame:
         registered: Whether the rules are those of the registry, applied by a build or
             `apply_patches`.
         classes: The originals that the rules match, as far as they are loaded.
+        attempted: The originals whose replacement was constructed, or failed to be.
         replaced: The modules replaced under this frame.
         built: Each `PreTrainedModel` whose constructor began under this frame, sub-models included.
         conversions: Weight conversions for loads under this frame.
         completed: Called with each `PreTrainedModel` whose constructor has come to its end.
+        constructions: If a list, nothing is replaced: what would be is built as ever, and noted
+            here.
     """
 
     mapping: PatchMapping
     registered: bool = False
     is_open: bool = False
     classes: set[type] = field(default_factory=set)
+    attempted: set[type] = field(default_factory=set)
     replaced: list[Replaced] = field(default_factory=list)
     built: list[weakref.ref[nn.Module]] = field(default_factory=list)
     conversions: Conversions = field(default_factory=dict)
     completed: Callable[[nn.Module], None] | None = None
+    constructions: list[Construction] | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,9 +98,13 @@ class Frame:
 
 
 _FRAMES: ContextVar[tuple[Frame, ...]] = ContextVar("patchlab_frames", default=())
-# Originals whose replacement is being constructed in this context: inside that constructor the
-# original's name means the original, so a replacement that wraps an original does not recurse.
-_CONSTRUCTING: ContextVar[tuple[type, ...]] = ContextVar("patchlab_constructing", default=())
+# Originals whose replacement is being constructed in this context, each with the instance. Inside
+# that constructor the original's name means the original, so a replacement that wraps an original
+# does not recurse; and what has been given its replacement class is not replaced once more, also
+# where that class is transformers' own and matched by a rule itself.
+_CONSTRUCTING: ContextVar[tuple[tuple[type, Any], ...]] = ContextVar(
+    "patchlab_constructing", default=()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +172,6 @@ def close_frame(frame: Frame) -> None:
         _synchronize()
 
 
-def check_assignable(original: type[nn.Module], rule: PatchRule) -> None:
-    """Refuse a replacement that an instance of the original cannot be turned into.
-
-    Raises:
-        ApplyError: The replacement has `__slots__` or its own `__new__`.
-    """
-    replacement = rule.replacement
-    if replacement.__new__ is not original.__new__:
-        raise ApplyError(
-            f"{replacement.__qualname__}, the replacement of {original.__name__} (key "
-            f"{rule.key!r}), defines __new__, which a patch cannot run: the instance exists "
-            f"already when the patch takes effect. Move what it does into __init__."
-        )
-    try:
-        probe = object.__new__(original)
-        probe.__class__ = replacement
-    except TypeError as error:
-        raise ApplyError(
-            f"an instance of {original.__name__} cannot become a {replacement.__qualname__} (key "
-            f"{rule.key!r}): {error}. A replacement must not define __slots__ or mix in a class "
-            f"with a layout of its own."
-        ) from error
-
-
 def _synchronize() -> None:
     """Make the wrapped classes those that the open frames match. The caller holds `LOCK`."""
     wanted: set[type] = set().union(*(frame.classes for frame in _OPEN))
@@ -225,14 +221,20 @@ def _unwrap(cls: type) -> None:
 def _replacing(cls: type, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if type(self) is cls and cls not in _CONSTRUCTING.get():
+        if type(self) is cls and not any(
+            constructed is cls or module is self for constructed, module in _CONSTRUCTING.get()
+        ):
             for frame in reversed(_FRAMES.get()):
                 if not frame.is_open:
                     continue
                 rule = frame.mapping.find(cls.__name__)
-                if rule is not None and rule.replacement is not cls:
-                    _construct(self, cls, rule, frame, args, kwargs)
-                    return
+                if rule is None or rule.replacement is cls:
+                    continue
+                if frame.constructions is not None:
+                    frame.constructions.append(Construction(self, cls, rule, args, kwargs))
+                    break
+                _construct(self, cls, rule, frame, args, kwargs)
+                return
         original(self, *args, **kwargs)
 
     return __init__
@@ -249,10 +251,14 @@ def _construct(
     check_assignable(
         cls, rule
     )  # a class first imported inside the scope was not checked at its door
-    token = _CONSTRUCTING.set((*_CONSTRUCTING.get(), cls))
+    frame.attempted.add(cls)
+    token = _CONSTRUCTING.set((*_CONSTRUCTING.get(), (cls, module)))
     try:
         module.__class__ = rule.replacement
         rule.replacement.__init__(module, *args, **kwargs)
+    except Exception as error:
+        blame(error, cls, rule, args, kwargs)
+        raise
     finally:
         _CONSTRUCTING.reset(token)
     frame.replaced.append(Replaced(weakref.ref(module), cls, rule))
@@ -303,9 +309,12 @@ def _watch_new_classes(watch: bool) -> None:
     class creation needs no import machinery, and so works for editable installs and reloads alike.
     """
     hook = vars(nn.Module).get("__init_subclass__")
-    if watch and hook is None:
+    # Ours as a bound method is what another patcher puts back who read it off the class. It is
+    # bound to `nn.Module`, so it says nothing of the class that is defined.
+    ours = getattr(hook, "__func__", None) is _defined
+    if watch and (hook is None or (ours and not isinstance(hook, classmethod))):
         type.__setattr__(nn.Module, "__init_subclass__", classmethod(_defined))
-    elif not watch and isinstance(hook, classmethod) and hook.__func__ is _defined:
+    elif not watch and ours:
         del nn.Module.__init_subclass__
 
 

@@ -18,6 +18,7 @@ from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.skeleton import original_skeleton
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.findings import Finding, has_errors, ordered
+from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.plan import Replacement, counts_of, grouped
 from patchlab.render.html import table_html
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -75,7 +76,6 @@ class PatchReport:
         self._frame = frame
         self._completed: list[ModelReport] = []
         self._settled: tuple[ModelReport, ...] | None = None
-        self._before: tuple[Finding, ...] = ()
         self.restored = False
         """Whether the scope is closed and everything it changed is as it was."""
 
@@ -98,12 +98,13 @@ class PatchReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is odd: keys that replaced nothing in any model, rules that never decide."""
-        models = self.models
+        """What is odd: containers that were replaced, keys that replaced nothing in any model."""
+        mapping, models = self._frame.mapping, self.models
+        overmatches = loaded_overmatches(mapping, self._frame.attempted)
         if not models:
-            return self._before
+            return overmatches
         names = frozenset().union(*(model.class_names for model in models))
-        return ordered((*self._before, *dead_key_findings(self._frame.mapping, self.counts, names)))
+        return ordered((*overmatches, *dead_key_findings(mapping, self.counts, names)))
 
     @property
     def ok(self) -> bool:

@@ -14,7 +14,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -28,6 +28,7 @@ from patchlab.apply.report import PatchReport
 from patchlab.apply.stores import Snapshot, restore_snapshot, take_snapshot, with_change
 from patchlab.errors import (
     ApplyError,
+    FindingsError,
     FindingWarning,
     MappingError,
     NothingReplacedWarning,
@@ -36,6 +37,7 @@ from patchlab.errors import (
 from patchlab.mapping.registry import Change, follow, registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.plan.findings import Finding
+from patchlab.plan.loaded import loaded_overmatches
 
 OnFinding = Literal["warn", "error", "ignore"]
 P = ParamSpec("P")
@@ -129,6 +131,8 @@ class Scope(AbstractContextManager[PatchReport]):
         _close_abandoned()
         registered = self._mapping is None
         mapping = registered_mapping() if self._mapping is None else self._mapping
+        if self._on_finding == "error":
+            _refuse_errors(mapping)
         frame = construct.Frame(mapping, registered=registered, conversions=self._conversions)
         report = PatchReport(frame)
         frame.completed = report.complete
@@ -158,8 +162,13 @@ class Scope(AbstractContextManager[PatchReport]):
             _free_locks()
             self._leave()
             raise
-        if exc_type is None and report is not None:
-            warn_of(report.findings, self._on_finding, stacklevel=2)
+        if report is None or self._on_finding == "ignore":
+            return
+        if exc_type is None:
+            warn_of(report.findings, stacklevel=2)
+        elif issubclass(exc_type, Exception):
+            # The block failed, most likely for this reason; a dead key is no reason.
+            warn_of([f for f in report.findings if f.code == "PL101"], stacklevel=2)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call runs in a scope of its own.
@@ -238,6 +247,8 @@ def patched(
     Raises:
         MappingError: A rule can never work. Nothing is changed.
         ApplyError: On entering: an instance of the original cannot become the replacement.
+        FindingsError: On entering, with `on_finding="error"`: a loaded class that a rule matches is
+            a container of others.
 
     Example:
         >>> import transformers, patchlab
@@ -274,14 +285,18 @@ def apply_patches(*, rebind: bool = False) -> Scope:
     return Scope(None, {}, "ignore", rebind)
 
 
-def warn_of(findings: tuple[Finding, ...], on_finding: OnFinding, stacklevel: int) -> None:
-    """Warn once for each finding that is more than information, unless they are ignored."""
-    if on_finding == "ignore":
-        return
+def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
+    """Warn once for each finding that is more than information."""
     for finding in findings:
         if finding.severity != "info":
             category = _WARNINGS.get(finding.code, FindingWarning)
             warnings.warn(str(finding), category, stacklevel=stacklevel + 1)
+
+
+def _refuse_errors(mapping: PatchMapping) -> None:
+    errors = [f for f in loaded_overmatches(mapping) if f.severity == "error"]
+    if errors:
+        raise FindingsError("\n".join(["the block was not run:", *map(str, errors)]))
 
 
 def _in_scope(scope: Scope, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

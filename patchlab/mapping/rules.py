@@ -29,6 +29,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*\Z")
 # writes a pattern like that, and as a pattern it can match no class name (names hold no dot).
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
 _GLOB = re.compile(r"[\w*?]+\Z")
+_UNDECIDED = object()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -209,10 +210,9 @@ class PatchMapping:
         """Find the rule that decides a class name: its exact name, else the first pattern."""
         # Asked once for each module that is built, with few different names: remembered. A plain
         # dict, since its reads and writes are atomic and computing twice does no harm.
-        try:
-            return self._decided[class_name]
-        except KeyError:
-            pass
+        decided = self._decided.get(class_name, _UNDECIDED)
+        if decided is not _UNDECIDED:
+            return decided  # type: ignore[return-value]
         rule = self.exact.get(class_name)
         if rule is None:
             rule = next((r for p, r in self.patterns if p.search(class_name)), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from patchlab._upstream import pretrained_model_class
+from patchlab._upstream import is_transformers_name, pretrained_model_class
 from patchlab.errors import TargetError
+from patchlab.model.catalog import load_catalog
 
 T = TypeVar("T")
 
@@ -82,16 +84,24 @@ def model_class_of(config: Any) -> type[nn.Module]:
         if isinstance(cls, type) and issubclass(cls, nn.Module):
             return cls
     mapping = transformers.models.auto.modeling_auto.MODEL_MAPPING
-    try:
-        found = mapping[type(config)]
-    except KeyError as error:
+    if type(config) in mapping:
+        found: Any = mapping[type(config)]
+        base: type[nn.Module] = found[0] if isinstance(found, tuple) else found
+        return base
+    return _class_in_catalog(type(config))
+
+
+def _class_in_catalog(config_class: type) -> type[nn.Module]:
+    """Return the model of a config that no Auto class knows, such as a tower's of a larger model."""
+    entry = load_catalog().configs.get(config_class.__name__)
+    if entry is None or not is_transformers_name(config_class.__module__):
         raise TargetError(
-            f"no base model of transformers is built from a {type(config).__name__}. Set its "
+            f"no model of transformers is built from a {config_class.__name__}. Set its "
             f"`architectures` to a class name such as 'LlamaForCausalLM', or give a model."
-        ) from error
-    first: Any = found[0] if isinstance(found, tuple) else found
-    base: type[nn.Module] = first
-    return base
+        )
+    known = load_catalog()[entry.models[0]]
+    cls: type[nn.Module] = getattr(importlib.import_module(known.python_module), known.name)
+    return cls
 
 
 def without_scopes(build: Callable[..., T], *args: Any) -> T:

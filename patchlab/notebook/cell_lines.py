@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from patchlab.apply.report import ModelReport, PatchReport
+    from patchlab.apply.swap import Swap
 
 
 def report_lines(report: PatchReport, namespace: Mapping[str, Any]) -> list[str]:
@@ -27,10 +28,11 @@ def report_lines(report: PatchReport, namespace: Mapping[str, Any]) -> list[str]
     return lines + [f"{finding.severity}: {finding}" for finding in report.findings]
 
 
-def swap_lines(name: str, swap: Any) -> list[str]:
+def swap_lines(name: str, swap: Swap) -> list[str]:
     """Say what was swapped in the model of a variable for the length of a cell."""
     said = ", ".join(replacement.summary for replacement in swap.replacements)
-    lines = [f"{name}: {said or 'nothing replaced'} · undone"]
+    undone = "undone" if swap.undone else "NOT undone"
+    lines = [f"{name}: {said or 'nothing replaced'} · {undone}"]
     return lines + [f"{finding.severity}: {finding}" for finding in swap.findings]
 
 

@@ -7,7 +7,6 @@ from weakref import WeakSet
 
 from patchlab.notebook.magics import PatchMagics, rewrite
 from patchlab.notebook.tree_views import hide_widgets, show_widgets
-from patchlab.notebook.tree_views import hide_widgets, show_widgets
 
 _loaded: WeakSet[Any] = WeakSet()
 
@@ -15,16 +14,15 @@ _loaded: WeakSet[Any] = WeakSet()
 def load_ipython_extension(shell: Any) -> None:
     """Add `%%patched` and `%patches` to a shell; a second time does nothing.
 
-    While the extension is loaded, trees and differences show as widgets, and `from_pretrained` and
-    `from_config` build under patchlab's own engine, so that what a notebook registers is applied
-    and put back as patchlab promises.
+    While the extension is loaded, `from_pretrained` and `from_config` build under patchlab's own
+    engine, so that what a notebook registers is applied and put back as patchlab promises; and in
+    a kernel, trees and differences show as widgets.
     """
     if shell in _loaded:
         return
     from patchlab.apply import hooks
 
     hooks.hold("extension")
-    show_widgets()
     _loaded.add(shell)
     magics = PatchMagics(shell)
     shell.register_magics(magics)
@@ -58,6 +56,5 @@ def unload_ipython_extension(shell: Any) -> None:
         magics.scopes.close()
     finally:
         if not _loaded:
-            hide_widgets()
             hide_widgets()
             hooks.release("extension")

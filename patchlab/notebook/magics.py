@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import ast
 import sys
-import warnings
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic as ipython_cell_magic
@@ -21,11 +20,12 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.display import display
 from torch import nn
 
-from patchlab.errors import PatchlabError, PatchlabWarning
+from patchlab.errors import PatchlabError
 from patchlab.notebook.cell_lines import report_lines, swap_lines
 from patchlab.notebook.cell_scopes import CellScopes
 from patchlab.notebook.cells import record_cell
 from patchlab.notebook.magic_line import MagicLine, parse_line, resolve_mapping
+from patchlab.notebook.magic_scopes import SwapForCell, WithoutWarnings
 from patchlab.notebook.patches_line import run_command
 
 MAGIC = "%%patched"
@@ -167,21 +167,16 @@ class PatchMagics(Magics):
     def _scope(
         self, options: MagicLine, mapping: dict[str, type[nn.Module]] | None, conversions: Any
     ) -> AbstractContextManager[Any]:
-        # Imported when used, so that loading the extension does not load the engine.
-        import patchlab
-        from patchlab.apply.scope import patched
-
+        strict = "--strict" in options.flags
         if options.model:
             model = self._variable(options.model, "--model")
-            swap = getattr(patchlab, "swap", None)
-            if swap is None:
-                raise UsageError("this version cannot swap; build the model in the cell instead.")
-            swapped: AbstractContextManager[Any] = swap(model, mapping, conversions=conversions)
-            return swapped
+            return SwapForCell(model, mapping, conversions, strict=strict)
+        # Imported when used, so that loading the extension does not load the engine.
+        from patchlab.apply.scope import patched
+
         # Findings are told in lines under the cell, so they are not warned about as well.
-        if "--strict" in options.flags:
-            return _WithoutWarnings(patched(mapping, conversions=conversions, on_finding="error"))
-        return patched(mapping, conversions=conversions, on_finding="ignore")
+        on_finding: Literal["error", "ignore"] = "error" if strict else "ignore"
+        return WithoutWarnings(patched(mapping, conversions=conversions, on_finding=on_finding))
 
     def _variable(self, name: str, option: str) -> Any:
         try:
@@ -217,18 +212,3 @@ class PatchMagics(Magics):
             return None
         code = shell.compile(ast.Expression(last.value), name, "eval")
         return eval(code, shell.user_global_ns, shell.user_ns)
-
-
-class _WithoutWarnings(AbstractContextManager[Any]):
-    """A scope that stops on errors when it is entered and does not warn when it is left."""
-
-    def __init__(self, scope: AbstractContextManager[Any]) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> Any:
-        return self._scope.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PatchlabWarning)
-            self._scope.__exit__(*exc_info)

@@ -14,6 +14,7 @@ from patchlab.model.tree import ModuleTree
 from patchlab.plan.findings import Finding
 from patchlab.plan.plan import PatchPlan, Replacement
 from patchlab.render.payload import MarkState
+from patchlab.verify.preview import Preview
 
 # Findings that say that what is inside a module goes with it; told as such where they are errors.
 CONTAINER_CODES = frozenset({"PL101", "PL106", "PL107"})
@@ -70,6 +71,20 @@ def marks_of(
         elif replacement is not None and tree.classes[kind].name in shadowed:
             found.marks[fqn] = "shadowed"
             found.reasons[fqn] = _reason(replacement)
+    return found
+
+
+def preview_marks(preview: Preview) -> TreeMarks:
+    """Say what a preview found about each module, as its own table marks it."""
+    decided = preview.plan.fqns
+    found = TreeMarks(reasons={fqn: _reason(item) for fqn, item in decided.items()})
+    for fqn, mark in preview.marks.items():
+        if mark.tone == "struck":
+            found.marks[fqn] = "swallowed"
+        elif mark.tone == "error":
+            found.marks[fqn] = "container"
+        else:
+            found.marks[fqn] = "exact" if decided[fqn].rule.is_exact else "pattern"
     return found
 
 

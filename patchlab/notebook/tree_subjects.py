@@ -7,6 +7,7 @@ the details of one module, and its static twin.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -235,17 +236,9 @@ def _signature(cls: type) -> str:
     """
     try:
         parameters = list(inspect.signature(cls).parameters.values())
-    except (TypeError, ValueError):
+        bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+        text = str(inspect.Signature(bare))
+    except Exception:  # noqa: BLE001 - runs the `repr` of defaults, which may raise anything
         return ""
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
-    return _without_addresses(str(inspect.Signature(bare)))
-
-
-def _without_addresses(text: str) -> str:
-    """Shorten defaults such as `<function gelu at 0x7f…>`: an address differs on every run."""
-    head, at, rest = text.partition(" at 0x")
-    return (
-        f"{head}{rest.partition('>')[1]}{_without_addresses(rest.partition('>')[2])}"
-        if at
-        else text
-    )
+    # `<function gelu at 0x7f…>`: an address differs on every run.
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from patchlab.render.numbers import count, human
 from patchlab.render.shown import rich_views
 
 if TYPE_CHECKING:
     from patchlab.notebook.tree_widget import TreeWidget
+    from patchlab.verify.preview import Preview
 
 __all__ = ["hide_widgets", "show_widgets", "widget_for"]
 
@@ -22,12 +24,17 @@ def widget_for(value: Any) -> TreeWidget | None:
     """Make the widget that shows a value; None if there is none for its kind."""
     from patchlab.model.diff import TreeDiff
     from patchlab.model.tree import ModuleTree
+    from patchlab.verify.preview import Preview
 
-    if not isinstance(value, (ModuleTree, TreeDiff)):
+    if not isinstance(value, (ModuleTree, TreeDiff, Preview)):
         return None
     from patchlab.notebook.tree_widget import TreeWidget
 
-    return TreeWidget(value) if isinstance(value, ModuleTree) else TreeWidget(diff=value)
+    if isinstance(value, ModuleTree):
+        return TreeWidget(value)
+    if isinstance(value, TreeDiff):
+        return TreeWidget(diff=value)
+    return _preview_widget(value)
 
 
 def show_widgets() -> None:
@@ -40,6 +47,25 @@ def hide_widgets() -> None:
     """Let them show text and HTML alone again."""
     if _view in rich_views:
         rich_views.remove(_view)
+
+
+def _preview_widget(preview: Preview) -> TreeWidget:
+    from patchlab.notebook.tree_marks import preview_marks
+    from patchlab.notebook.tree_widget import TreeWidget
+
+    counts = preview.counts
+    used = sum(number > 0 for number in counts.values())
+    verdict = (
+        f"**{count(sum(counts.values()), 'module')}** replaced by {count(used, 'rule')} in "
+        f"**{preview.before.root.class_name}** · {count(len(preview.before), 'module')} · "
+        f"{human(preview.before.num_parameters)} parameters"
+    )
+    tree = preview.before if preview.diff is None else None
+    widget = TreeWidget(tree, diff=preview.diff, findings=preview.findings, verdict=verdict)
+    found = preview_marks(preview)
+    known = widget.known(found.marks)
+    widget.set_highlight(known, reasons=found.reasons)
+    return widget
 
 
 def _view(value: Any, bundle: Mapping[str, Any]) -> Mapping[str, Any] | None:

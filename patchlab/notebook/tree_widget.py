@@ -34,6 +34,7 @@ __all__ = ["TreeWidget"]
 
 _STATIC = Path(__file__).parent / "static"
 _TWIN_ROWS = 200  # About 200 kB of HTML; folded, real models have far fewer rows.
+_MOST_ERRORS = 100
 _LOOKS: dict[str, Mark] = {
     "exact": Mark("match", "◆", "exact match"),
     "pattern": Mark("match", "◇", "pattern match"),
@@ -114,19 +115,21 @@ class TreeWidget(anywidget.AnyWidget):
             verdict: One line on top, `**words**` in bold; by default what the tree is of.
 
         Raises:
-            TargetError: Nothing to show, or both a tree and a comparison.
+            TargetError: Nothing to show, both a tree and a comparison, or marks for other modules.
         """
-        self._subject = _subject(tree, after, diff)
-        columns = self._subject.columns()
-        self._fqns = self._subject.fqns
+        # All that can fail comes first, so that a refusal leaves the widget as it was.
+        subject = _subject(tree, after, diff)
+        columns = subject.columns()
+        payload, fqns, told = pack_tree(columns), subject.fqns, ordered(findings)
         # Backwards, so that of two equal FQNs (a name with a dot in it) the first one wins.
-        self._row_of = {fqn: row for row, fqn in reversed(list(enumerate(self._fqns)))}
+        row_of = {fqn: row for row, fqn in reversed(list(enumerate(fqns)))}
+        codes = _codes(marks or {}, row_of, len(fqns))
+        self._subject, self._fqns, self._row_of, self._findings = subject, fqns, row_of, told
         self._class_rows = _first_rows(columns)
-        self._findings = ordered(findings)
-        codes = self._codes(marks)
+        self._marks = dict(marks or {})
+        self._reasons: dict[str, str] = {}
         with self.hold_sync():
-            self.highlight = codes
-            self.payload = pack_tree(columns)
+            self.highlight, self.payload = codes, payload
             self.findings = [self._finding(item) for item in self._findings]
             self.verdict = _verdict(self._findings, verdict, self._subject.caption)
             if self.selected is not None and self.selected not in self._row_of:
@@ -146,8 +149,14 @@ class TreeWidget(anywidget.AnyWidget):
         Raises:
             TargetError: An FQN is not in the tree.
         """
-        self.highlight = self._codes(marks, reasons)
+        self.highlight = _codes(marks or {}, self._row_of, len(self._fqns))
+        self._marks = dict(marks or {})
+        self._reasons = dict(reasons or {})
         self._answer()
+
+    def known(self, marks: Mapping[str, MarkState]) -> dict[str, MarkState]:
+        """Return the marks whose modules are in the tree; a difference looks through wrappers."""
+        return {fqn: state for fqn, state in marks.items() if fqn in self._row_of}
 
     def on_suggestion(self, callback: Callable[[str], object]) -> None:
         """Call back with the key when a finding's suggestion is clicked."""
@@ -178,18 +187,6 @@ class TreeWidget(anywidget.AnyWidget):
     def __repr__(self) -> str:
         # ipywidgets would write out every trait, the payload among them.
         return f"<TreeWidget: {self.verdict.get('text', '').replace('**', '')}>"
-
-    def _codes(
-        self, marks: Mapping[str, MarkState] | None, reasons: Mapping[str, str] | None = None
-    ) -> bytes:
-        rows: dict[int, MarkState] = {}
-        for fqn, state in (marks or {}).items():
-            if fqn not in self._row_of:
-                raise TargetError(f"no module {fqn!r} in the tree that this widget shows.")
-            rows[self._row_of[fqn]] = state
-        packed = pack_marks(rows, len(self._fqns))
-        self._marks, self._reasons = dict(marks or {}), dict(reasons or {})
-        return packed
 
     def _answer(self, _change: Any = None) -> None:
         """Send the details of the selected module."""
@@ -224,8 +221,10 @@ class TreeWidget(anywidget.AnyWidget):
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         kind = content.get("type") if isinstance(content, dict) else None
         if kind == "error":
-            self.errors = (*self.errors, str(content.get("message", "unknown error")))
+            message = str(content.get("message", "unknown error"))
+            self.errors = (*self.errors, message)[-_MOST_ERRORS:]
         elif kind == "suggestion":
+            self.error = ""
             try:
                 self.suggest(str(content.get("key", "")))
             except Exception as error:  # noqa: BLE001 - a callback may raise anything; it is shown
@@ -256,6 +255,13 @@ def _subject(
     if after is not None:
         return DiffSubject(diff_trees(tree, after))
     return TreeSubject(tree if isinstance(tree, ModuleTree) else module_tree(tree))
+
+
+def _codes(marks: Mapping[str, MarkState], row_of: Mapping[str, int], rows: int) -> bytes:
+    unknown = next((fqn for fqn in marks if fqn not in row_of), None)
+    if unknown is not None:
+        raise TargetError(f"no module {unknown!r} in the tree that this widget shows.")
+    return pack_marks({row_of[fqn]: state for fqn, state in marks.items()}, rows)
 
 
 def _first_rows(columns: TreeColumns) -> dict[str, int]:

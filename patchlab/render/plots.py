@@ -42,7 +42,8 @@ def heatmap(
     width = max((len(row) for row in values), default=0)
     filled = [[*row, *[float("nan")] * (width - len(row))] for row in values]
     largest = max((value for row in values for value in row), default=0.0)
-    figure = Figure(figsize=(min(4 + width * 0.12, 12), min(2 + len(values) * 0.22, 12)))
+    size = (min(5 + width * 0.12, 12), min(3 + len(values) * 0.22, 12))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     if center is None:
         image = axes.imshow(filled, aspect="auto", interpolation="nearest", cmap="viridis")

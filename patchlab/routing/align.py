@@ -141,7 +141,7 @@ class Cursor:
         self, sequence: _Sequence, tokens: TokenPass, mask: torch.Tensor | None, number: int
     ) -> torch.Tensor:
         length = tokens.length
-        if _fits_by_position(sequence, length, mask, cached=tokens.cached):
+        if _by_position(sequence, length, mask):
             sequence.by_position, sequence.used = True, length
             rows = torch.arange(sequence.start, sequence.start + length)
             known = torch.arange(length) < sequence.block.length
@@ -233,18 +233,22 @@ def _padded(real: torch.Tensor, length: int) -> torch.Tensor:
     return wide
 
 
-def _fits_by_position(
-    sequence: _Sequence, length: int, mask: torch.Tensor | None, *, cached: bool
-) -> bool:
-    """Tell whether the positions of a pass are those of the trace, one by one."""
-    own = sequence.block.length
-    if length not in (own, own + 1) and not (cached and length < own):
+def _by_position(sequence: _Sequence, length: int, mask: torch.Tensor | None) -> bool:
+    """Tell whether the positions of a pass are those of the trace, one by one.
+
+    Where the numbers of tokens agree, the tokens are matched in order instead, wherever the padding
+    is. They do not agree where the trace has routes for what is padding in the pass: it was
+    recorded without a mask, or a sequence of its batch was run on after its end.
+    """
+    own, block = sequence.num_tokens, sequence.block
+    wanted = length if mask is None else int(mask.sum())
+    if wanted in (own, own + 1) or length not in (block.length, block.length + 1):
         return False
     if mask is None:
         return True
-    known = torch.ones(own, dtype=torch.bool) if sequence.real is None else sequence.real
-    shared = min(own, length)
-    return not bool((mask[:shared] & ~known[:shared]).any())
+    known = torch.ones(block.length, dtype=torch.bool) if sequence.real is None else sequence.real
+    shared = mask[: block.length]
+    return block.batch_size > 1 and not bool((shared & ~known[: len(shared)]).any())
 
 
 def _unflattened(flat: _Sequence, tokens: TokenPass) -> list[_Sequence]:

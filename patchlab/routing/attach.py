@@ -32,6 +32,7 @@ from patchlab.routing.sites import RouterSite
 from patchlab.routing.watch import (
     PassHook,
     Watcher,
+    keep_from_compiler,
     routed_class,
     run_router,
     stop,
@@ -205,6 +206,8 @@ def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
     Blocks may be nested and may overlap in any order, in one thread or in several. When the last
     one ends, however it ends, the model is what it was before the first.
     """
+    keep_from_compiler()
+    _refuse_compiled_in_place(model)
     layers = tuple(checkpointing_modules(model))
 
     def bind_checkpoints() -> None:
@@ -229,6 +232,16 @@ def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
         except BaseException:
             _leave(watcher)  # Interrupted on the way out: every step can be repeated.
             raise
+
+
+def _refuse_compiled_in_place(model: nn.Module) -> None:
+    for fqn, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise RoutingError(
+                f"{fqn or type(model).__name__} was compiled in place by module.compile(), whose "
+                f"code does not announce its passes. Hand torch.compile(model) to record_routing "
+                f"or replay_routing and call that, or compile after the block."
+            )
 
 
 def _leave(watcher: Watcher) -> None:

@@ -10,7 +10,6 @@ its scores, are no part of its choice.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -103,7 +102,9 @@ def routed_class(original: type[nn.Module]) -> type[nn.Module]:
     known = _ROUTED[original]() if original in _ROUTED else None
     if known is not None:
         return known
-    own = original.forward
+    disable: Callable[..., Any] = torch.compiler.disable
+    # The choice is looked at operation by operation, which compiled code does not have.
+    own = disable(original.forward, reason=_REASON)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return run_router(self, own.__get__(self), args, kwargs)
@@ -113,7 +114,8 @@ def routed_class(original: type[nn.Module]) -> type[nn.Module]:
         reduced: Any = super(routed, self).__reduce_ex__(protocol)
         if isinstance(reduced, str) or reduced[0].__name__ != "__newobj__":
             return reduced
-        return reduced[0], (original, *reduced[1][1:]), *reduced[2:]
+        # Not the `__newobj__` of before: pickle wants that to make the class that it is given.
+        return object.__new__, (original,), *reduced[2:]
 
     body = {
         "forward": forward,
@@ -128,26 +130,33 @@ def routed_class(original: type[nn.Module]) -> type[nn.Module]:
     return routed
 
 
-def _without_compiler(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+class _Uncompiled:
+    """What must not be compiled: it reads context variables and looks at each operation."""
+
+    run: Callable[..., Any]
+    announce: Callable[..., Any]
+
+
+_UNCOMPILED = _Uncompiled()
+_REASON = "patchlab watches the routers; compile with fullgraph=False, or outside the scope"
+
+
+def keep_from_compiler() -> None:
+    """Make the functions that a compiled model calls as they are; needed before anything runs."""
+    if hasattr(_UNCOMPILED, "announce"):
+        return
+    # Here and not above: it imports all of dynamo, which importing a model does anyway.
     disable: Callable[..., Any] = torch.compiler.disable
-    disabled: Callable[..., Any] = disable(function, reason=reason)
-    return disabled
-
-
-@functools.cache
-def _uncompiled() -> Callable[..., Any]:
-    # Made late: `torch.compiler.disable` imports all of dynamo.
-    reason = "patchlab watches this router; compile with fullgraph=False, or outside the scope"
-    return _without_compiler(_run, reason)
+    _UNCOMPILED.run = disable(_run, reason=_REASON)
+    _UNCOMPILED.announce = disable(_announce, reason=_REASON)
 
 
 def run_router(
     module: nn.Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a router's own forward, for whoever watches it in this context."""
-    if torch.compiler.is_compiling():
-        return _uncompiled()(module, own, args, kwargs)
-    return _run(module, own, args, kwargs)
+    # Not only while compiling: what a graph break leaves to run is compiled frame by frame.
+    return _UNCOMPILED.run(module, own, args, kwargs)
 
 
 def _run(
@@ -234,10 +243,7 @@ class PassHook:
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         """Take a call of the model, as `register_forward_pre_hook` and the like give it."""
-        if torch.compiler.is_compiling():
-            _uncompiled_announce()(module, args, self._begins)
-        elif _WATCHERS.get():
-            _announce(module, args, self._begins)
+        _UNCOMPILED.announce(module, args, self._begins)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _no_hook, ()
@@ -245,11 +251,6 @@ class PassHook:
 
 def _no_hook() -> Callable[..., None]:
     return _nothing
-
-
-@functools.cache
-def _uncompiled_announce() -> Callable[..., Any]:
-    return _without_compiler(_announce, "patchlab reads which tokens a pass runs over")
 
 
 def _announce(module: nn.Module, args: tuple[Any, ...], begins: bool) -> None:

@@ -330,10 +330,14 @@ def test_several_models_are_reported_each():
     ],
 )
 def test_a_key_that_replaced_nothing_warns_once_with_the_reason(key, reason):
-    scope = patchlab.patched({key: SubMLP, "LlamaMLP": SubMLP})
-    with pytest.warns(NothingReplacedWarning, match=reason) as warned, scope as report:
-        transformers.LlamaModel(llama_config())
-        transformers.LlamaModel(llama_config())
+    def build_two():
+        with patchlab.patched({key: SubMLP, "LlamaMLP": SubMLP}) as report:
+            transformers.LlamaModel(llama_config())
+            transformers.LlamaModel(llama_config())
+        return report
+
+    with pytest.warns(NothingReplacedWarning, match=reason) as warned:
+        report = build_two()
     assert len(warned) == 1
     assert warned[0].filename == __file__
     assert [f.code for f in report.findings] == ["PL104"]

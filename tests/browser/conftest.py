@@ -38,7 +38,9 @@ def find_chromium() -> str | None:
     return None
 
 
-@pytest.fixture(scope="session")
+# For a module and not for the session: while it is open, playwright keeps an event loop running in
+# this thread, and no test that needs a loop of its own could run after it.
+@pytest.fixture(scope="module")
 def chromium():
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

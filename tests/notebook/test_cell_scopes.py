@@ -177,11 +177,33 @@ def test_cell_that_waits_keeps_its_scope_while_other_cells_run(cells):
     assert cells.log[5:] == ["a", "a closed", "a told"]
 
 
-def test_events_of_one_thread_leave_the_scopes_of_another_alone(cells):
+def test_cell_that_shares_its_task_with_what_follows_is_over_when_it_has_returned(cells):
+    """As in a kernel, whose loop runs a cell without await in the task that runs all of them."""
+
+    async def main():
+        await transformed(cells, "open_scope()\nlog('body')")
+        cells.shell.events.trigger("post_execute")
+        assert cells.log == ["scope opened", "body", "scope closed", "scope told"]
+        cells.run("open_scope('next')")
+
+    asyncio.run(main())
+
+    assert cells.log[4:] == ["next opened", "next closed", "next told"]
+
+
+@pytest.mark.parametrize("has_a_loop", [False, True])
+def test_events_of_one_thread_leave_the_scopes_of_another_alone(cells, has_a_loop):
     started, go = threading.Event(), threading.Event()
     cells.shell.user_ns.update(started=started, go=go)
     source = "open_scope()\nstarted.set()\ngo.wait(10)\nlog('body')"
-    thread = threading.Thread(target=lambda: asyncio.run(transformed(cells, source)))
+
+    def run():
+        if has_a_loop:
+            asyncio.run(transformed(cells, source))
+        else:
+            cells.run(source)
+
+    thread = threading.Thread(target=run)
     thread.start()
     started.wait(10)
 

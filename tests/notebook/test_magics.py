@@ -232,6 +232,47 @@ def test_help_names_the_context_manager_for_where_there_are_no_magics(shell, cap
     assert "--strict" in printed
 
 
+# A model that is there already
+
+
+LOADED = "model = BertModel(config); before = list(model.modules())"
+
+
+@pytest.mark.parametrize("end", ["", "\n1/0"])
+def test_model_of_a_variable_is_swapped_for_the_cell_and_is_the_same_afterwards(shell, capsys, end):
+    shell.run_cell(LOADED).raise_error()
+    count = "count = sum(type(m) is MyAttention for m in model.modules())"
+
+    shell.run_cell(f"%%patched --model model BertSelfAttention=MyAttention\n{count}{end}")
+
+    assert shell.user_ns["count"] == 2
+    after = list(shell.user_ns["model"].modules())
+    assert all(a is b for a, b in zip(after, shell.user_ns["before"], strict=True))
+    told = "model: 2 × BertSelfAttention → MyAttention · undone"
+    assert told in capsys.readouterr().out
+
+
+def test_swap_that_cannot_be_is_a_usage_error_and_changes_nothing(shell, capsys):
+    shell.run_cell("number = 3").raise_error()
+
+    result = shell.run_cell("%%patched --model number BertSelfAttention=MyAttention\nran = True")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "swap takes a model, got int" in capsys.readouterr().err
+    assert "ran" not in shell.user_ns
+
+
+def test_key_that_swaps_nothing_is_told_and_not_warned_about(shell, capsys, recwarn):
+    shell.run_cell(LOADED).raise_error()
+
+    shell.run_cell("%%patched --model model Nope=MyAttention\nran = True").raise_error()
+
+    printed = capsys.readouterr().out
+    assert "model: nothing replaced · undone" in printed
+    assert "warning: PL104" in printed
+    assert not [w for w in recwarn if issubclass(w.category, patchlab.errors.PatchlabWarning)]
+
+
 # What is said afterwards
 
 

@@ -134,6 +134,20 @@ def test_details_hold_no_memory_address(widget):
     assert "act=<function" in shown.details["sides"][0]["signature"]
 
 
+def test_class_whose_signature_cannot_be_read_is_described_without_it():
+    class Refuses:
+        def __repr__(self):
+            raise RuntimeError("no")
+
+    class Odd(nn.Module):
+        def __init__(self, value=Refuses()):  # noqa: B008 - the default is the point
+            super().__init__()
+
+    widget = TreeWidget(Odd())
+    widget.selected = ""
+    assert widget.details["sides"][0]["signature"] == ""
+
+
 def test_replaced_module_is_described_before_and_after():
     widget = TreeWidget(Model(), after=Model(Other))
     widget.selected = "first"
@@ -222,6 +236,7 @@ def test_showing_another_model_keeps_the_selection_where_it_is_there(widget):
         ({}, "nothing to show"),
         ({"tree": nn.Linear}, "must be a torch.nn.Module"),
         ({"tree": nn.ReLU(), "diff": diff_trees(nn.ReLU(), nn.ReLU())}, "not both"),
+        ({"tree": nn.ReLU(), "marks": {"first": "exact"}}, "no module 'first'"),
     ],
 )
 def test_bad_arguments_are_refused_and_the_widget_stays_as_it_was(widget, arguments, problem):

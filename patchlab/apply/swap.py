@@ -1,0 +1,399 @@
+"""Swap: other classes in a model that is built, in place, and back again.
+
+`swap` finds the modules, builds their replacements, gives them the old modules' tensors and state,
+and only then hangs them in, so whatever goes wrong before that has changed nothing. `undo` hangs
+the very same old modules in again. In a swap every module class may match, torch's own and the
+user's
+too: key "Linear" means `torch.nn.Linear` here, while `patched` replaces classes of transformers
+alone, since it decides when they are constructed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from patchlab._upstream import pretrained_model_class, weight_transforms
+from patchlab.apply.construct import Frame, close_frame, open_frame
+from patchlab.apply.conversions import Conversions, check_conversions
+from patchlab.apply.recorders import adopt_recorders
+from patchlab.apply.scope import warn_of
+from patchlab.apply.swap_build import Built, build_modules
+from patchlab.apply.swap_findings import (
+    conversion_findings,
+    key_findings,
+    left_findings,
+    optimizer_findings,
+    tensor_findings,
+    tie_findings,
+)
+from patchlab.apply.swap_report import SwapReport
+from patchlab.apply.swap_sites import find_sites
+from patchlab.apply.swap_state import carry_state, shared_parts
+from patchlab.apply.swap_tensors import NOTHING, Converted, Filled, convert_tensors, fill
+from patchlab.errors import SwapError, TargetError
+from patchlab.mapping.registry import registered_mapping
+from patchlab.mapping.rules import PatchMapping
+from patchlab.model.diff import TreeDiff, diff_trees
+from patchlab.model.skeleton import without_scopes
+from patchlab.model.tree import module_tree
+from patchlab.plan.findings import Finding, ordered
+from patchlab.plan.plan import Replacement, counts_of, grouped
+
+_MISSING = object()
+
+
+class Swap(AbstractContextManager["Swap"]):
+    """A swap that was done: what it did, and the way back.
+
+    As a context manager it undoes itself at the end of the block. Undoing twice does no harm.
+    """
+
+    def __init__(self, model: nn.Module, report: SwapReport, steps: list[_Step]) -> None:
+        self.model = model
+        """The model, the very object that was given."""
+        self.report = report
+        """What was done, as a value."""
+        self._steps = steps
+        self._done = True
+
+    @property
+    def replacements(self) -> tuple[Replacement, ...]:
+        """What was replaced, with FQNs."""
+        return self.report.replacements
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Key → number of modules replaced, 0 included."""
+        return self.report.counts
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is odd."""
+        return self.report.findings
+
+    @property
+    def diff(self) -> TreeDiff:
+        """How the module tree has changed."""
+        return self.report.diff
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error."""
+        return self.report.ok
+
+    @property
+    def undone(self) -> bool:
+        """Whether the old modules are back."""
+        return not self._done
+
+    def undo(self) -> None:
+        """Put the very same old modules back.
+
+        Raises:
+            SwapError: Something else has been put in place of a new module since, such as by a
+                later swap; nothing is changed.
+        """
+        if not self._done:
+            return
+        for step in self._steps:
+            step.check()
+        try:
+            _take_back(self._steps)
+        except BaseException:
+            # An interrupt in the middle: every step can be done again, so do them all.
+            _take_back(self._steps)
+            raise
+        finally:
+            self._done = False
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"<Swap: {self.report.verdict}{' · undone' if self.undone else ''}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return self.report._repr_mimebundle_(include, exclude)
+
+
+def swap(
+    model: nn.Module,
+    mapping: dict[str, type[nn.Module]] | None = None,
+    *,
+    conversions: dict[str, list[Any]] | None = None,
+) -> Swap:
+    """Replace modules in a model that is built and loaded, in place, until it is undone.
+
+    The new modules hold the very tensors of the old ones where name and shape agree, so no weight
+    is copied, and optimizers, ties and `requires_grad` stay as they are. Training flag, dtype,
+    device, hooks and the live config are carried over; what could not be is a finding. Changes made
+    to the modules' structure during the swap (adapters, `half()`) belong to the new modules.
+
+    Args:
+        model: Any module; it stays the same object, also where its own class is replaced.
+        mapping: Key → replacement class; None for what is registered. Every class in the model may
+            match, torch's too. A replacement is constructed as the original was; one that defines a
+            class method `from_original(cls, original)` is made by that, and taken as it is.
+        conversions: Model type or class name → weight conversions, where the replacement keeps its
+            weights in another layout than the original.
+
+    Returns:
+        A `Swap`: a context manager, with `.undo()` and `.report`.
+
+    Raises:
+        SwapError: A module cannot be replaced. Nothing is changed.
+        MappingError: A rule can never work.
+        TargetError: `model` is no module.
+
+    Example:
+        >>> import torch, patchlab
+        >>> class Doubled(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return 2 * super().forward(x)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> with patchlab.swap(model, {"Linear": Doubled}) as swapped:
+        ...     print(type(model[0]).__name__, swapped.counts)
+        Doubled {'Linear': 1}
+        >>> type(model[0]).__name__
+        'Linear'
+    """
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"swap takes a model, got {type(model).__name__} {model!r}. To patch what is built "
+            f"from a config or a folder, use patchlab.patched."
+        )
+    rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
+    given = check_conversions(conversions)
+    before = module_tree(model)
+    sites = find_sites(model, rules)
+    built = build_modules(sites.sites, rules)
+    _connect(model, built)
+    converted = _convert(model, built, given)
+    filled = []
+    for item in built:
+        made, place = converted[id(item.site.owner)], item.site.fqn
+        if item.site.owner is not None:
+            place = item.site.owned_fqn
+        filled.append(Filled() if item.finished else fill(item, made, place, rules))
+    left = {i: carry_state(item) for i, item in enumerate(built)}
+    replacements = grouped((s.fqn, s.original, s.rule) for s in sites.sites)
+    counts = counts_of(rules, replacements)
+    unplaced = sum(len(c.unplaced) for c in converted.values())
+    findings = [
+        *key_findings(rules, counts, sites),
+        *tensor_findings(built, filled, unplaced),
+        *tie_findings(model, built),
+        *left_findings(built, left),
+        *optimizer_findings(built),
+        *conversion_findings(model, given),
+    ]
+    steps = _steps(model, built, converted, rules)
+    try:
+        for step in steps:
+            step.do()
+        report = SwapReport(
+            class_name=type(model).__name__,
+            replacements=replacements,
+            counts=counts,
+            paths=sum(max(1, len(site.slots)) for site in sites.sites),
+            shared=sum(len(f.shared) for f in filled),
+            converted=sum(len(f.converted) for f in filled),
+            constructed=_fqns(built, [f.constructed for f in filled]),
+            dropped=_fqns(built, [f.dropped for f in filled]),
+            copied_bytes=sum(f.copied_bytes for f in filled),
+            findings=ordered(findings),
+            diff=diff_trees(before, module_tree(model)),
+        )
+        warn_of(report.findings, stacklevel=2)
+        return Swap(model, report, steps)
+    except BaseException:
+        # An interrupt, or a warning that is an error: the caller gets no `Swap` to undo.
+        _take_back(steps)
+        raise
+
+
+def _connect(model: nn.Module, built: list[Built]) -> None:
+    """Let the new modules share with the rest of the model what the old ones do."""
+    new_of = {id(item.site.module): item.module for item in built}
+    for item in built:
+        if item.skeleton is None or item.site.owner is None:
+            continue
+        below = f"{item.site.owned_fqn}."
+        modules: dict[int, nn.Module] = {}
+        for number, place in item.skeleton.places.items():
+            if item.site.owned_fqn and not place.startswith(below) and place:
+                try:
+                    live = item.site.owner.get_submodule(place)
+                except AttributeError:
+                    continue
+                modules[number] = new_of.get(id(live), live)
+        shared_parts(item, modules)
+
+
+def _convert(
+    model: nn.Module, built: list[Built], conversions: Conversions
+) -> dict[int, Converted]:
+    """Run conversions for each owner once; the key is the owner's id."""
+    owners = {id(item.site.owner): item.site.owner for item in built}
+    converted = {}
+    for number, owner in owners.items():
+        items = [b for b in built if b.site.owner is owner and not b.finished]
+        if not items:
+            converted[number] = NOTHING
+        elif owner is None:
+            transforms = conversions.get(type(model).__name__, [])
+            converted[number] = convert_tensors(None, model, items, transforms)
+        else:
+            transforms = without_scopes(_transforms_under, owner, conversions)
+            converted[number] = convert_tensors(owner, owner, items, transforms)
+    return converted
+
+
+def _transforms_under(owner: nn.Module, conversions: Conversions) -> list[Any]:
+    frame = Frame(PatchMapping(), conversions=conversions)
+    try:
+        open_frame(frame)
+        return weight_transforms(owner)
+    finally:
+        close_frame(frame)
+
+
+class _Step:
+    """One change of a commit that can be taken back; taking back what was not done does no harm."""
+
+    def __init__(
+        self,
+        do: Callable[[], None],
+        undo: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.do, self.undo, self.check = do, undo, check
+
+
+def _take_back(steps: list[_Step]) -> None:
+    for step in reversed(steps):
+        step.undo()
+
+
+def _steps(
+    model: nn.Module, built: list[Built], converted: dict[int, Converted], rules: PatchMapping
+) -> list[_Step]:
+    steps = []
+    for item in built:
+        for slot in item.site.slots:
+            steps.append(_slot_step(slot.parent, slot.name, item))
+        if not item.site.slots:
+            steps.append(_root_step(model, item))
+    owners = {id(item.site.owner): item.site.owner for item in built if item.site.owner is not None}
+    for number, owner in owners.items():
+        transforms = converted[number].transforms
+        if transforms is not None:
+            steps.append(_attribute_step(owner, "_weight_conversions", transforms))
+    if built:
+        pretrained = pretrained_model_class()
+        for module in model.modules():
+            if isinstance(module, pretrained):
+                steps.append(_recorder_step(module, rules))
+    return steps
+
+
+def _slot_step(parent: nn.Module, name: str, item: Built) -> _Step:
+    new, old = item.module, item.site.module
+    flags = {part: part.training for part in new.modules()}
+    olds = dict(old.named_modules())
+
+    def do() -> None:
+        parent._modules[name] = new
+
+    def undo() -> None:
+        if parent._modules.get(name) is new:
+            parent._modules[name] = old
+            # A model that was set to train or eval meanwhile stays in that mode.
+            for path, part in new.named_modules():
+                if path in olds and part in flags and part.training != flags[part]:
+                    olds[path].training = part.training
+
+    def check() -> None:
+        if parent._modules.get(name) not in (new, old):
+            found = type(parent._modules.get(name)).__name__
+            raise SwapError(
+                f"{item.site.fqn} is a {found} that was put there after this swap. Undo later "
+                f"swaps first, the last one first."
+            )
+
+    return _Step(do, undo, check)
+
+
+def _root_step(model: nn.Module, item: Built) -> _Step:
+    """Replace the root: the object stays, and takes the new class and the new attributes."""
+    old_class, old_vars = type(model), vars(model)
+    new_class, new_vars = type(item.module), vars(item.module)
+    for name, value in old_vars.items():
+        new_vars.setdefault(name, value)
+
+    def do() -> None:
+        model.__dict__ = new_vars
+        model.__class__ = new_class
+
+    def undo() -> None:
+        if vars(model) is new_vars:
+            model.__dict__ = old_vars
+        if type(model) is new_class:
+            model.__class__ = old_class
+
+    def check() -> None:
+        if vars(model) is not new_vars and vars(model) is not old_vars:
+            raise SwapError(
+                f"the root is a {type(model).__name__} from a later swap. Undo later swaps first, "
+                f"the last one first."
+            )
+
+    return _Step(do, undo, check)
+
+
+def _attribute_step(module: nn.Module, name: str, value: Any) -> _Step:
+    before = vars(module).get(name, _MISSING)
+
+    def do() -> None:
+        vars(module)[name] = value
+
+    def undo() -> None:
+        if vars(module).get(name, _MISSING) is value:
+            _put_back(module, name, before)
+
+    return _Step(do, undo)
+
+
+def _recorder_step(module: nn.Module, rules: PatchMapping) -> _Step:
+    before = vars(module).get("_can_record_outputs", _MISSING)
+
+    def undo() -> None:
+        if vars(module).get("_can_record_outputs", _MISSING) is not before:
+            _put_back(module, "_can_record_outputs", before)
+
+    return _Step(lambda: adopt_recorders(module, (rules,)), undo)
+
+
+def _put_back(module: nn.Module, name: str, before: Any) -> None:
+    if before is _MISSING:
+        vars(module).pop(name, None)
+    else:
+        vars(module)[name] = before
+
+
+def _fqns(built: list[Built], names: list[list[str]]) -> tuple[str, ...]:
+    return tuple(
+        f"{item.site.fqn}.{name}" if item.site.fqn else name
+        for item, own in zip(built, names, strict=True)
+        for name in own
+    )

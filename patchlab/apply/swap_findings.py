@@ -1,0 +1,196 @@
+"""What is odd about a swap: new and dropped tensors, ties, what stayed behind, dead keys."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from patchlab.apply.conversions import Conversions
+from patchlab.apply.swap_build import Built, tensors_at
+from patchlab.apply.swap_sites import Sites
+from patchlab.apply.swap_tensors import Filled
+from patchlab.mapping.rules import PatchMapping
+from patchlab.plan.dead_keys import dead_key_findings
+from patchlab.plan.findings import Finding
+
+
+def key_findings(mapping: PatchMapping, counts: dict[str, int], sites: Sites) -> list[Finding]:
+    """Explain each key that replaced nothing."""
+    found = []
+    for finding in dead_key_findings(mapping, counts, sites.class_names):
+        done = sites.done.get(finding.key, 0)
+        if not done:
+            found.append(finding)
+            continue
+        name = next(rule.replacement.__name__ for rule in mapping if rule.key == finding.key)
+        found.append(
+            Finding(
+                "PL104",
+                "warning",
+                finding.key,
+                name,
+                f"key {finding.key!r} replaced no module: {done} of the "
+                f"modules here {'is' if done == 1 else 'are'} {name} already, as after an earlier "
+                f"swap.",
+            )
+        )
+    return found
+
+
+def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> list[Finding]:
+    """Tell of parameters that only the constructor gave, and of tensors that nothing holds.
+
+    Both at once in one class mean that the weights of the model went nowhere: an error.
+    """
+    found = []
+    for key, name, places in _by_class(built):
+        new = sorted({n for i in places for n in filled[i].constructed})
+        gone = sorted({n for i in places for n in filled[i].dropped})
+        if new and (gone or unplaced):
+            message = (
+                f"{name} has {_listed(new)}, for which the model has no weights, and "
+                f"{_listed(gone) if gone else 'some converted weights'} of the replaced modules "
+                f"went nowhere. The new ones hold what the constructor gives. If they are meant to "
+                f"hold the old weights, use the old names or give a weight conversion."
+            )
+            found.append(Finding("PL301", "error", key, name, message))
+        elif new:
+            message = (
+                f"{name} has {_listed(new)}, for which the model has no weights: they hold what "
+                f"the constructor gives."
+            )
+            found.append(Finding("PL301", "warning", key, name, message))
+        elif gone:
+            message = (
+                f"{name} has no place for {_listed(gone)} of the replaced modules; their weights "
+                f"are not used until the swap is undone."
+            )
+            found.append(Finding("PL301", "warning", key, name, message))
+    return found
+
+
+def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
+    """Tell of parameters of a replaced module that are held outside of it too (tied weights)."""
+    inside = {id(part) for b in built for part in b.site.module.modules()}
+    outside: dict[int, str] = {}
+    for fqn, module in model.named_modules():
+        if id(module) not in inside:
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    outside.setdefault(id(parameter), f"{fqn}.{name}" if fqn else name)
+    for item in built:
+        for name, parameter in item.site.module.named_parameters():
+            full = f"{item.site.fqn}.{name}" if item.site.fqn else name
+            outside.setdefault(id(parameter), full)
+    found = []
+    for item in built:
+        site = item.site
+        held = {id(t): name for name, t in tensors_at(item.module)}
+        for name, parameter in tensors_at(site.module):
+            if not isinstance(parameter, nn.Parameter):
+                continue
+            full = f"{site.fqn}.{name}" if site.fqn else name
+            tied = outside.get(id(parameter), full)
+            if tied == full or tied.startswith(f"{site.fqn}."):
+                continue
+            if held.get(id(parameter)) == name:
+                severity, what = "info", "still is: the two share one parameter"
+            elif id(parameter) in held:
+                severity, what = (
+                    "warning",
+                    f"still is, but under the name {held[id(parameter)]!r}: saved and loaded "
+                    f"without the patch it is dropped, and the tied weight is used",
+                )
+            else:
+                severity, what = (
+                    "warning",
+                    "is no more. tie_weights() and resize_token_embeddings() would tie it again "
+                    "by its name, and saved and loaded without the patch the tied weight is used. "
+                    "To untie for good set config.tie_word_embeddings = False",
+                )
+            message = f"{full} was tied to {tied} and {what}."
+            found.append(Finding("PL304", severity, site.rule.key, full, message))  # type: ignore[arg-type]
+    return found
+
+
+def left_findings(built: list[Built], left: dict[int, list[str]]) -> list[Finding]:
+    """Tell of hooks and the like that could not follow to a new module."""
+    found = []
+    for key, name, places in _by_class(built):
+        phrases = [phrase for i in places for phrase in left.get(i, ())]
+        if phrases:
+            message = (
+                f"{_listed(phrases)} did not follow to {name}, and "
+                f"{'does' if len(phrases) == 1 else 'do'} not run until the swap is undone."
+            )
+            found.append(Finding("PL306", "warning", key, name, message))
+    return found
+
+
+def optimizer_findings(built: list[Built]) -> list[Finding]:
+    """Tell of optimizers that hold parameters which the model does not use any more."""
+    gone: dict[int, str] = {}
+    for item in built:
+        held = {id(p) for p in item.module.parameters()}
+        for name, parameter in item.site.module.named_parameters():
+            if id(parameter) not in held:
+                gone[id(parameter)] = f"{item.site.fqn}.{name}" if item.site.fqn else name
+    if not gone:
+        return []
+    found = []
+    # The only way to an optimizer is the garbage collector's list of all objects. `type(...)` and
+    # not isinstance, which would ask lazy proxies for their class.
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), torch.optim.Optimizer):
+            continue
+        groups = getattr(candidate, "param_groups", [])
+        stale = [gone[id(p)] for g in groups for p in g["params"] if id(p) in gone]
+        if stale:
+            message = (
+                f"a {type(candidate).__name__} holds {_listed(stale)}, which the model does not "
+                f"use after the swap, and not the parameters in their place. Make the optimizer "
+                f"after the swap."
+            )
+            found.append(Finding("PL306", "warning", "", type(candidate).__name__, message))
+    return found
+
+
+def conversion_findings(model: nn.Module, conversions: Conversions) -> list[Finding]:
+    """Tell of conversions that are given for a model type or class that is not there."""
+    names = {type(model).__name__}
+    for module in model.modules():
+        model_type = getattr(getattr(module, "config", None), "model_type", None)
+        names |= {type(module).__name__, model_type or type(module).__name__}
+    return [
+        Finding(
+            "PL305",
+            "warning",
+            "",
+            name,
+            f"conversions are given for {name!r}, and the model has no such model type or class, "
+            f"so they are not used. Its model type is "
+            f"{getattr(getattr(model, 'config', None), 'model_type', None)!r}, its class "
+            f"{type(model).__name__!r}.",
+        )
+        for name in conversions
+        if name not in names
+    ]
+
+
+def _by_class(built: list[Built]) -> list[tuple[str, str, list[int]]]:
+    """Group sites by rule and replacement class."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, item in enumerate(built):
+        rule = item.site.rule
+        groups.setdefault((rule.key, rule.replacement.__name__), []).append(i)
+    return [(key, name, places) for (key, name), places in groups.items()]
+
+
+def _listed(names: Iterable[str], limit: int = 4) -> str:
+    names = list(dict.fromkeys(names))
+    if len(names) > limit:
+        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -1,0 +1,158 @@
+"""What a module carries beside its tensors, brought from an old module to the one in its place.
+
+Hooks are shared as the very dicts that hold them, so a handle taken before the swap still removes
+its hook, and one registered during the swap is there after the undo. The training flag, gradient
+checkpointing and accelerate's hooks follow path by path. What cannot follow is named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+
+from patchlab.apply.swap_build import Built, Skeleton
+
+_CALL_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def carry_state(built: Built) -> list[str]:
+    """Bring flags, hooks and configs from the old module of a site, and its parts, to the new.
+
+    Returns:
+        What could not follow, one phrase each.
+    """
+    old_parts = dict(built.site.module.named_modules())
+    new_parts = dict(built.module.named_modules())
+    left: list[str] = []
+    for path, new in new_parts.items():
+        old = old_parts.get(path)
+        _set_training(new, path, built.module, old, old_parts)
+        _share_configs(new, old, built.skeleton)
+        if old is not None and old is not new:
+            left += [f"{what} of {_named(built, path)}" for what in _carry_hooks(old, new)]
+            _carry_checkpointing(old, new)
+    for path, old in old_parts.items():
+        if path not in new_parts:
+            left += [f"{what} of {_named(built, path)}" for what in _own_hooks(old)]
+    return left
+
+
+def shared_parts(built: Built, modules: dict[int, nn.Module]) -> None:
+    """Put the live module where the new one shares a part with modules outside of every site.
+
+    Args:
+        built: One new module whose arguments held modules of its skeleton.
+        modules: Id of a skeleton's module → the live module in its place.
+    """
+    for parent in list(built.module.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and id(child) in modules:
+                parent._modules[name] = modules[id(child)]
+
+
+def _set_training(
+    new: nn.Module,
+    path: str,
+    root: nn.Module,
+    old: nn.Module | None,
+    old_parts: dict[str, nn.Module],
+) -> None:
+    if old is None:
+        parent = path
+        while parent not in old_parts:
+            parent = parent.rpartition(".")[0]
+        old = old_parts[parent]
+    new.training = old.training
+
+
+def _share_configs(new: nn.Module, old: nn.Module | None, skeleton: Skeleton | None) -> None:
+    """Give the new module the live config, so that later changes to it are seen."""
+    for name, value in list(vars(new).items()):
+        if not (hasattr(value, "to_dict") and hasattr(value, "model_type")):
+            continue
+        there = vars(old).get(name) if old is not None else None
+        if type(there) is type(value):
+            vars(new)[name] = there
+        elif skeleton is not None and id(value) in skeleton.configs:
+            vars(new)[name] = skeleton.configs[id(value)]
+
+
+def _carry_hooks(old: nn.Module, new: nn.Module) -> list[str]:
+    left = []
+    for name in _CALL_HOOKS + _STATE_HOOKS:
+        there, own = vars(old).get(name), vars(new).get(name)
+        if there is None or own is None:
+            continue
+        if not own:
+            vars(new)[name] = there
+        elif there and name in _CALL_HOOKS:
+            vars(new)[name] = OrderedDict([*own.items(), *there.items()])
+        elif there and len(there) > len(own):
+            left.append("a state dict hook")
+    if vars(old).get("_is_full_backward_hook") is not None:
+        vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
+    if "_hf_hook" in vars(old):
+        if not _carry_accelerate(old, new):
+            left.append("accelerate's hook")
+    elif "forward" in vars(old):
+        left.append("a forward function set on the instance")
+    if vars(old).get("_compiled_call_impl") is not None:
+        left.append("the compiled call")
+    return left
+
+
+def _carry_accelerate(old: nn.Module, new: nn.Module) -> bool:
+    """Let accelerate's hook run around the new module's forward; weights are not moved."""
+    hook = vars(old)["_hf_hook"]
+    if getattr(hook, "offload", False):
+        return False
+    try:
+        from accelerate.hooks import add_hook_to_module  # type: ignore[import-untyped]
+    except ImportError:
+        return False
+    add_hook_to_module(new, hook)
+    return True
+
+
+def _carry_checkpointing(old: nn.Module, new: nn.Module) -> None:
+    if hasattr(old, "gradient_checkpointing") and hasattr(new, "gradient_checkpointing"):
+        vars(new)["gradient_checkpointing"] = old.gradient_checkpointing
+        if "_gradient_checkpointing_func" in vars(old):
+            vars(new)["_gradient_checkpointing_func"] = vars(old)["_gradient_checkpointing_func"]
+
+
+def _own_hooks(old: nn.Module) -> list[str]:
+    found = []
+    if any(vars(old).get(name) for name in _CALL_HOOKS):
+        found.append("a hook")
+    if "_hf_hook" in vars(old):
+        found.append("accelerate's hook")
+    if vars(old).get("_compiled_call_impl") is not None:
+        found.append("the compiled call")
+    return found
+
+
+def _named(built: Built, path: str) -> str:
+    fqn = built.site.fqn
+    return f"{fqn}.{path}" if fqn and path else fqn or path or "the root"
+
+
+def part_flags(module: nn.Module) -> dict[str, Any]:
+    """Note the training flag of every part, to see later whether it was changed."""
+    return {path: part.training for path, part in module.named_modules()}

@@ -1,0 +1,178 @@
+"""Dry runs: the skeletons of a preview, built and run on the meta device, and what they show.
+
+The unpatched skeleton is built with its constructor calls noted, the patched one in a scope, so
+that nothing of it is left. Both are then run once, at batch 3: with a batch of 2 a single tensor
+passes for two return values. Nothing is computed on the meta device; models whose forward needs
+values, or other inputs than tokens, cannot be run, and are judged without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchlab._upstream import initialize_module, pretrained_model_class
+from patchlab.apply.construct import Construction, Frame, close_frame, open_frame
+from patchlab.mapping.rules import PatchMapping
+from patchlab.plan.evidence import BuildFailure, ConstructorCall, ForwardCall
+
+BATCH, LENGTH = 3, 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Built:
+    """A skeleton, or why there is none."""
+
+    model: nn.Module | None
+    failure: BuildFailure | None = None
+    calls: tuple[ConstructorCall, ...] = ()
+
+
+def build_observed(build: Callable[[Any], nn.Module], config: Any, mapping: PatchMapping) -> Built:
+    """Build the unpatched skeleton and note how the matched classes are constructed in it.
+
+    Raises:
+        Exception: Whatever the model's own constructor raises: without a patch that is no finding.
+    """
+    noted: list[Construction] = []
+    with _framed(Frame(mapping, constructions=noted)):
+        model = build(config)
+    return Built(model, calls=_distinct_calls(noted))
+
+
+def build_patched(build: Callable[[Any], nn.Module], config: Any, mapping: PatchMapping) -> Built:
+    """Build the patched skeleton; an error in it is the result, not raised."""
+    model = None
+    frame = Frame(mapping)
+    try:
+        with _framed(frame):
+            model = build(config)
+        _initialize_replaced(model, frame)
+    except Exception as error:  # noqa: BLE001  (a replacement may raise anything; it is reported)
+        return Built(model, _failure(error, mapping))
+    return Built(model)
+
+
+def run_forward(model: nn.Module) -> tuple[dict[str, ForwardCall], str]:
+    """Run a skeleton once on token ids, and note each module's call.
+
+    Returns:
+        FQN → call, and the error, "" if it ran.
+    """
+    calls: dict[str, ForwardCall] = {}
+    hooks = []
+    for fqn, module in model.named_modules():
+
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any, fqn: str = fqn) -> None:
+            calls.setdefault(fqn, ForwardCall(len(args), tuple(kwargs), _returned(output)))
+
+        hooks.append(module.register_forward_hook(note, with_kwargs=True))
+    training = model.training
+    try:
+        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+        with torch.no_grad(), torch.device("meta"):
+            model.eval()(input_ids=tokens)
+        return calls, ""
+    except Exception as error:  # noqa: BLE001  (the caller decides)
+        return calls, _shortly(error)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _framed(frame: Frame) -> Iterator[None]:
+    open_frame(frame)
+    try:
+        yield
+    finally:
+        close_frame(frame)
+
+
+def _initialize_replaced(model: nn.Module, frame: Frame) -> None:
+    """Run the model's own initializer on a replacement of each original.
+
+    On the meta device transformers leaves that out, and `from_config` does not.
+    """
+    base = pretrained_model_class()
+    owners: dict[int, nn.Module] = {}
+    for owner in model.modules():  # outer models first, so that the innermost is kept
+        if isinstance(owner, base):
+            owners.update((id(module), owner) for module in owner.modules())
+    seen: set[type] = set()
+    for replaced in frame.replaced:
+        module = replaced.module()
+        if module is None or id(module) not in owners or replaced.original in seen:
+            continue
+        seen.add(replaced.original)
+        with torch.no_grad(), torch.device("meta"):
+            initialize_module(owners[id(module)], module)
+
+
+def _distinct_calls(noted: list[Construction]) -> tuple[ConstructorCall, ...]:
+    found: dict[tuple[Any, ...], ConstructorCall] = {}
+    for construction in noted:
+        form = (construction.original, len(construction.args), tuple(construction.kwargs))
+        if form not in found:
+            found[form] = ConstructorCall(
+                construction.original,
+                construction.args,
+                construction.kwargs,
+                _call_text(construction.args, construction.kwargs),
+            )
+    return tuple(found.values())
+
+
+def _call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return ", ".join(
+        [*map(_value_text, args), *(f"{k}={_value_text(v)}" for k, v in kwargs.items())]
+    )
+
+
+def _value_text(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if hasattr(value, "model_type"):
+        return "config"
+    return type(value).__name__
+
+
+def _returned(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return "a tensor"
+    if type(output) in (tuple, list):
+        return f"{len(output)} value{'s' * (len(output) != 1)}"
+    return f"a {type(output).__name__}"
+
+
+def _failure(error: Exception, mapping: PatchMapping) -> BuildFailure:
+    """Say in which function a build failed, and for the sake of which class."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    replacements = {rule.replacement for rule in mapping}
+    stage, subject, at = "parent", type(error).__name__, frames[-1]
+    for frame, line in frames:
+        name, local = frame.f_code.co_name, frame.f_locals
+        owner = local.get("self")
+        if name == "_init_weights" and isinstance(local.get("module"), nn.Module):
+            stage, subject, at = "init_weights", type(local["module"]).__name__, (frame, line)
+        elif name == "__init__" and isinstance(owner, nn.Module):
+            at = (frame, line)
+            stage = "constructor" if type(owner) in replacements else "parent"
+            subject = type(owner).__name__
+    code = at[0].f_code
+    where = f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
+    file = code.co_filename.rpartition("/")[2]
+    return BuildFailure(_shortly(error), f"{where} ({file}:{at[1]})", subject, stage)
+
+
+def _shortly(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    return f"{type(error).__name__}: {text}".rstrip(": ") + ("" if text.endswith(".") else ".")
