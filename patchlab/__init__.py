@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from patchlab.model.diff import TreeDiff, diff_trees
     from patchlab.model.tree import ModuleTree, module_tree
     from patchlab.notebook.extension import load_ipython_extension, unload_ipython_extension
+    from patchlab.notebook.forms import patch_form
+    from patchlab.notebook.lab import lab
     from patchlab.plan.findings import Finding
     from patchlab.plan.survey import Survey, survey
+    from patchlab.routing.record import record_routing
+    from patchlab.routing.replay import replay_routing
+    from patchlab.routing.trace import RoutingTrace
     from patchlab.verify.preview import Preview, preview
     from patchlab.verify.status import Status, status
 
@@ -56,6 +61,11 @@ _HOMES = {
     "Finding": "patchlab.plan.findings",
     "status": "patchlab.verify.status",
     "Status": "patchlab.verify.status",
+    "record_routing": "patchlab.routing.record",
+    "replay_routing": "patchlab.routing.replay",
+    "RoutingTrace": "patchlab.routing.trace",
+    "patch_form": "patchlab.notebook.forms",
+    "lab": "patchlab.notebook.lab",
     "load_ipython_extension": "patchlab.notebook.extension",
     "unload_ipython_extension": "patchlab.notebook.extension",
 }
@@ -66,6 +76,7 @@ __all__ = [
     "ModuleTree",
     "PatchReport",
     "Preview",
+    "RoutingTrace",
     "Status",
     "Survey",
     "Swap",
@@ -75,12 +86,16 @@ __all__ = [
     "concatenate_by_config",
     "diff_trees",
     "get_patch_mapping",
+    "lab",
     "load_ipython_extension",
     "module_tree",
+    "patch_form",
     "patch_output_recorders",
     "patched",
     "preview",
+    "record_routing",
     "register_patch_mapping",
+    "replay_routing",
     "status",
     "survey",
     "swap",

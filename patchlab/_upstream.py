@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -359,3 +359,43 @@ def without_random_init() -> Iterator[None]:
     """Skip the random initialization of parameters in a block: `initialization.no_init_weights`."""
     with importlib.import_module("transformers.initialization").no_init_weights():
         yield
+
+
+def expected_keys(
+    model: nn.Module, missing: set[str], unexpected: set[str]
+) -> tuple[set[str], set[str]]:
+    """Leave out of missing and unexpected keys what a load of this model is silent about.
+
+    `PreTrainedModel._adjust_missing_and_unexpected_keys`, and the keys of tied weights.
+    """
+    info = SimpleNamespace(missing_keys=set(missing), unexpected_keys=set(unexpected))
+    adjust: Any = getattr(model, "_adjust_missing_and_unexpected_keys")  # noqa: B009
+    adjust(info)
+    return info.missing_keys, info.unexpected_keys
+
+
+def tied_keys(model: nn.Module) -> dict[str, str]:
+    """Return tied key → the key whose weight it takes, as `post_init` worked it out."""
+    keys: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    return keys
+
+
+def initialize_module(model: nn.Module, module: nn.Module) -> None:
+    """Initialize what one module holds itself, as a load does for missing keys.
+
+    `PreTrainedModel._init_weights`, of the innermost model that the module belongs to.
+    """
+    initialize: Any = getattr(model, "_init_weights")  # noqa: B009
+    initialize(module)
+
+
+def own_conversions() -> dict[str, Any]:
+    """Return the conversions that transformers ships, whatever has been registered since."""
+    built: dict[str, Any] = conversion_module()._build_checkpoint_conversion_mapping()
+    return built
+
+
+def conversion_of(name: str) -> list[Any] | None:
+    """Return the conversion registered for a model type or class name, as this context has it."""
+    found: list[Any] | None = conversion_module().get_checkpoint_conversion_mapping(name)
+    return found

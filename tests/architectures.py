@@ -8,6 +8,7 @@ Checked on transformers 5.24.0.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -100,11 +101,11 @@ SET: dict[str, dict[str, Any]] = {
     },
     "MoonshineStreamingConfig": {"num_key_value_heads": 8},
     "TimmBackboneConfig": {"backbone": "resnet50"},
-    "MusicgenMelodyConfig": {"dropout": 0.1},
 }
 
 # Config classes whose base model no default config builds, with why.
 UNBUILDABLE = {
+    "MusicgenMelodyConfig": "its base model takes the config of its decoder",
     "PPOCRV5ServerDetConfig": "needs the config of a backbone that only its checkpoints have",
     "PPOCRV6MediumDetConfig": "needs the config of a backbone that only its checkpoints have",
     "VitMatteConfig": "its default backbone's stage names are a tuple where a list is expected",
@@ -141,7 +142,9 @@ def build(catalog: Catalog, name: str) -> nn.Module:
         NotInstalledError: It needs a package that is not installed.
     """
     try:
-        with torch.device("meta"):
+        # What a constructor warns of (torch: empty tensors need no initialization) is no concern.
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return base_model_of(catalog, name)._from_config(config_of(catalog, name))
     except ImportError as error:
         raise NotInstalledError(str(error).strip().splitlines()[0]) from error

@@ -41,11 +41,17 @@ def outcomes() -> Counter:
 
 
 def most_frequent_class(model: nn.Module) -> type[nn.Module] | None:
-    """The class of transformers that has most modules below the root; of several, by name."""
+    """The class of transformers that has most modules below the root; of several, by name.
+
+    Activations are left out: some files make one as they are imported and share it, so that a model
+    has modules that were not built with it.
+    """
     found = Counter(
         type(module)
         for fqn, module in model.named_modules()
-        if fqn and is_transformers_name(type(module).__module__)
+        if fqn
+        and is_transformers_name(type(module).__module__)
+        and type(module).__module__ != "transformers.activations"
     )
     ranked = sorted(found, key=lambda cls: (-found[cls], cls.__name__, cls.__module__))
     return ranked[0] if ranked else None
@@ -68,14 +74,15 @@ def outermost(model: nn.Module, name: str) -> set[str]:
 
 
 def test_a_subclass_of_one_class_replaces_just_its_modules(catalog, outcomes, architecture):
+    if architecture in UNBUILDABLE:
+        outcomes["not from its default config"] += 1
+        with pytest.raises((AttributeError, TypeError)):
+            build(catalog, architecture)
+        return
     try:
         plain = build(catalog, architecture)
     except NotInstalledError:
         outcomes["package missing"] += 1
-        return
-    except Exception:
-        assert architecture in UNBUILDABLE
-        outcomes["not from its default config"] += 1
         return
     cls = most_frequent_class(plain)
     if cls is None:

@@ -5,6 +5,7 @@ A notebook checks what it says in its own asserts, so that a run which ends is a
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -12,7 +13,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def read(path):
@@ -20,14 +22,19 @@ def read(path):
 
 
 def run(notebook, folder, monkeypatch):
-    """Run a notebook in a kernel of its own, in an empty folder, with no way to a model hub."""
+    """Run a notebook in a kernel of its own, in this folder, with no way to a model hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     # Nothing listens there: whoever asks a server all the same gets an error and no answer.
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     return notebook
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def kept_state(notebook):
@@ -49,11 +56,15 @@ def named(paths):
 
 
 @named(NOTEBOOKS)
-def test_notebook_runs_whole_and_offline(path, tmp_path, monkeypatch):
-    notebook = run(read(path), tmp_path, monkeypatch)
+def test_notebook_runs_whole_offline_and_writes_nothing_beside_itself(path, tmp_path, monkeypatch):
+    # A copy of the folder, with the files that the notebooks show or import.
+    copy = shutil.copytree(FOLDER, tmp_path / "notebooks")
+    before = files(copy)
+
+    notebook = run(read(path), copy, monkeypatch)
 
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
-    assert list(tmp_path.iterdir()) == []
+    assert files(copy) == before
 
 
 @named(NOTEBOOKS)

@@ -1,7 +1,7 @@
-"""The complete example of the transformers guide to monkey patching, whole: Qwen2-MoE restructured.
+"""The complete example of the transformers guide to monkey patching, whole: Qwen2-MoE rebuilt.
 
-Fused query, key and value, and experts as a list of modules, from a checkpoint that the test writes:
-equal logits, equal generation, and saved back to the same bytes.
+Fused query, key and value, and experts as a list of modules, from a checkpoint that the test
+writes: equal logits, equal generation, and saved back to the same bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from notebooks.replacements.fused_qkv import FusedQwen2MoeAttention, qwen2_moe_conversions
-from notebooks.replacements.sequential_experts import SequentialExperts
 from safetensors.torch import load_file
 
 import patchlab
+from notebooks.replacements.fused_qkv import FusedQwen2MoeAttention, qwen2_moe_conversions
+from notebooks.replacements.sequential_experts import SequentialExperts
 from tests.toys import count, qwen2_moe_config, tokens
 
 MAPPING = {"Qwen2MoeExperts": SequentialExperts, "Qwen2MoeAttention": FusedQwen2MoeAttention}

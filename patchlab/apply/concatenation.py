@@ -86,9 +86,8 @@ class SplitByConfig(ConversionOps):
         input_dict: dict[str, Any],
         source_patterns: list[str],
         target_patterns: list[str],
-        config: Any = None,
         **kwargs: Any,
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         """Return a tensor for each target pattern.
 
         Raises:
@@ -96,7 +95,7 @@ class SplitByConfig(ConversionOps):
         """
         (found,) = input_dict.values()
         tensor: torch.Tensor = found[0] if isinstance(found, list) else found
-        sizes = list(self.sizes(config))
+        sizes = list(self.sizes(kwargs["config"]))
         if len(sizes) != len(target_patterns) or sum(sizes) != tensor.shape[self.dim]:
             raise CheckpointError(
                 f"{source_patterns[0]!r} has {tensor.shape[self.dim]} rows along dimension "
@@ -104,9 +103,7 @@ class SplitByConfig(ConversionOps):
                 f"concatenate_by_config a function that returns the sizes of the parts."
             )
         parts = torch.split(tensor, sizes, dim=self.dim)
-        return {
-            name: part.contiguous() for name, part in zip(target_patterns, parts, strict=True)
-        }
+        return {name: part.contiguous() for name, part in zip(target_patterns, parts, strict=True)}
 
     @property
     def reverse_op(self) -> ConversionOps:

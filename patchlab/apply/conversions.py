@@ -55,7 +55,8 @@ def check_conversions(conversions: Any) -> Conversions:
                 f"Write {{{name!r}: [WeightConverter(...)]}}."
             )
         for item in items:
-            if not hasattr(item, "source_patterns") or not hasattr(item, "target_patterns"):
+            parts = ("source_patterns", "target_patterns")
+            if isinstance(item, type) or not all(hasattr(item, part) for part in parts):
                 raise MappingTypeError(
                     f"the conversions of {name!r} hold {item!r}, which is no WeightConverter or "
                     f"WeightRenaming. Import them from transformers.conversion_mapping."

@@ -13,7 +13,7 @@ registry stay as they are. So models built before, during and after a scope all 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -66,26 +66,31 @@ def adopt_recorders(model: nn.Module, mappings: Sequence[PatchMapping]) -> None:
 def _adopted(specs: Any, mappings: Sequence[PatchMapping]) -> Any:
     """Return one output's recorders with those for replacements added, or `specs` itself."""
     found = list(specs) if isinstance(specs, list | tuple) else [specs]
-    added = [
-        extra for spec in found if (extra := _for_replacement(spec, mappings, found)) is not None
-    ]
-    return [*found, *added] if added else specs
+    adopted = list(found)
+    for spec in found:
+        for extra in _for_replacements(spec, mappings):
+            if extra not in adopted:
+                adopted.append(extra)
+    return adopted if len(adopted) > len(found) else specs
 
 
-def _for_replacement(spec: Any, mappings: Sequence[PatchMapping], present: list[Any]) -> Any:
+def _for_replacements(spec: Any, mappings: Sequence[PatchMapping]) -> Iterator[Any]:
     is_recorder = isinstance(spec, output_recorder_class())
-    target = spec.target_class if is_recorder else spec if isinstance(spec, type) else None
-    name = target.__name__ if target is not None else spec.class_name if is_recorder else spec
-    if not isinstance(name, str):
-        return None
-    rule = next((rule for m in mappings if (rule := m.find(name)) is not None), None)
-    if rule is None or rule.replacement in present:
-        return None
-    # Hooks go on every instance of the recorder's class: a subclass has them already, and a second
-    # recorder for it would record each output twice.
-    if target is not None and issubclass(rule.replacement, target):
-        return None
-    if is_recorder:
-        extra = dataclasses.replace(spec, target_class=rule.replacement, class_name=None)
-        return None if extra in present else extra
-    return rule.replacement
+    target = spec.target_class if is_recorder else spec
+    if target is None:
+        target = spec.class_name
+    # What `isinstance` takes: a class or a tuple of them (inkling2_loop), or else a name.
+    targets = target if isinstance(target, tuple) else (target,)
+    classes = tuple(cls for cls in targets if isinstance(cls, type))
+    for each in targets:
+        name: Any = getattr(each, "__name__", each)
+        decided = [m.find(name) for m in mappings] if isinstance(name, str) else []
+        rule = next((rule for rule in decided if rule is not None), None)
+        # Hooks go on every instance of the recorder's classes: a subclass has them already, and a
+        # second recorder for it would record each output twice.
+        if rule is None or issubclass(rule.replacement, classes):
+            continue
+        if is_recorder:
+            yield dataclasses.replace(spec, target_class=rule.replacement, class_name=None)
+        else:
+            yield rule.replacement

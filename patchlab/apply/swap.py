@@ -10,19 +10,18 @@ alone, since it decides when they are constructed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
-from patchlab._upstream import pretrained_model_class, weight_transforms
-from patchlab.apply.construct import Frame, close_frame, open_frame
+from patchlab._upstream import weight_transforms
+from patchlab.apply.construct import Frame
 from patchlab.apply.conversions import Conversions, check_conversions
-from patchlab.apply.recorders import adopt_recorders
 from patchlab.apply.scope import warn_of
-from patchlab.apply.swap_build import Built, build_modules
+from patchlab.apply.swap_build import Built, build_modules, under
 from patchlab.apply.swap_findings import (
     conversion_findings,
     key_findings,
@@ -34,17 +33,15 @@ from patchlab.apply.swap_findings import (
 from patchlab.apply.swap_report import SwapReport
 from patchlab.apply.swap_sites import find_sites
 from patchlab.apply.swap_state import carry_state, shared_parts
+from patchlab.apply.swap_steps import Step, commit_steps, take_back
 from patchlab.apply.swap_tensors import NOTHING, Converted, Filled, convert_tensors, fill
-from patchlab.errors import SwapError, TargetError
+from patchlab.errors import TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.diff import TreeDiff, diff_trees
-from patchlab.model.skeleton import without_scopes
 from patchlab.model.tree import module_tree
 from patchlab.plan.findings import Finding, ordered
 from patchlab.plan.plan import Replacement, counts_of, grouped
-
-_MISSING = object()
 
 
 class Swap(AbstractContextManager["Swap"]):
@@ -53,7 +50,7 @@ class Swap(AbstractContextManager["Swap"]):
     As a context manager it undoes itself at the end of the block. Undoing twice does no harm.
     """
 
-    def __init__(self, model: nn.Module, report: SwapReport, steps: list[_Step]) -> None:
+    def __init__(self, model: nn.Module, report: SwapReport, steps: list[Step]) -> None:
         self.model = model
         """The model, the very object that was given."""
         self.report = report
@@ -103,10 +100,10 @@ class Swap(AbstractContextManager["Swap"]):
         for step in self._steps:
             step.check()
         try:
-            _take_back(self._steps)
+            take_back(self._steps)
         except BaseException:
             # An interrupt in the middle: every step can be done again, so do them all.
-            _take_back(self._steps)
+            take_back(self._steps)
             raise
         finally:
             self._done = False
@@ -197,7 +194,7 @@ def swap(
         *optimizer_findings(built),
         *conversion_findings(model, given),
     ]
-    steps = _steps(model, built, converted, rules)
+    steps = commit_steps(model, built, converted, rules)
     try:
         for step in steps:
             step.do()
@@ -218,7 +215,7 @@ def swap(
         return Swap(model, report, steps)
     except BaseException:
         # An interrupt, or a warning that is an error: the caller gets no `Swap` to undo.
-        _take_back(steps)
+        take_back(steps)
         raise
 
 
@@ -254,141 +251,10 @@ def _convert(
             transforms = conversions.get(type(model).__name__, [])
             converted[number] = convert_tensors(None, model, items, transforms)
         else:
-            transforms = without_scopes(_transforms_under, owner, conversions)
+            frame = Frame(PatchMapping(), conversions=conversions)
+            transforms = under(frame, functools.partial(weight_transforms, owner))
             converted[number] = convert_tensors(owner, owner, items, transforms)
     return converted
-
-
-def _transforms_under(owner: nn.Module, conversions: Conversions) -> list[Any]:
-    frame = Frame(PatchMapping(), conversions=conversions)
-    try:
-        open_frame(frame)
-        return weight_transforms(owner)
-    finally:
-        close_frame(frame)
-
-
-class _Step:
-    """One change of a commit that can be taken back; taking back what was not done does no harm."""
-
-    def __init__(
-        self,
-        do: Callable[[], None],
-        undo: Callable[[], None],
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.do, self.undo, self.check = do, undo, check
-
-
-def _take_back(steps: list[_Step]) -> None:
-    for step in reversed(steps):
-        step.undo()
-
-
-def _steps(
-    model: nn.Module, built: list[Built], converted: dict[int, Converted], rules: PatchMapping
-) -> list[_Step]:
-    steps = []
-    for item in built:
-        for slot in item.site.slots:
-            steps.append(_slot_step(slot.parent, slot.name, item))
-        if not item.site.slots:
-            steps.append(_root_step(model, item))
-    owners = {id(item.site.owner): item.site.owner for item in built if item.site.owner is not None}
-    for number, owner in owners.items():
-        transforms = converted[number].transforms
-        if transforms is not None:
-            steps.append(_attribute_step(owner, "_weight_conversions", transforms))
-    if built:
-        pretrained = pretrained_model_class()
-        for module in model.modules():
-            if isinstance(module, pretrained):
-                steps.append(_recorder_step(module, rules))
-    return steps
-
-
-def _slot_step(parent: nn.Module, name: str, item: Built) -> _Step:
-    new, old = item.module, item.site.module
-    flags = {part: part.training for part in new.modules()}
-    olds = dict(old.named_modules())
-
-    def do() -> None:
-        parent._modules[name] = new
-
-    def undo() -> None:
-        if parent._modules.get(name) is new:
-            parent._modules[name] = old
-            # A model that was set to train or eval meanwhile stays in that mode.
-            for path, part in new.named_modules():
-                if path in olds and part in flags and part.training != flags[part]:
-                    olds[path].training = part.training
-
-    def check() -> None:
-        if parent._modules.get(name) not in (new, old):
-            found = type(parent._modules.get(name)).__name__
-            raise SwapError(
-                f"{item.site.fqn} is a {found} that was put there after this swap. Undo later "
-                f"swaps first, the last one first."
-            )
-
-    return _Step(do, undo, check)
-
-
-def _root_step(model: nn.Module, item: Built) -> _Step:
-    """Replace the root: the object stays, and takes the new class and the new attributes."""
-    old_class, old_vars = type(model), vars(model)
-    new_class, new_vars = type(item.module), vars(item.module)
-    for name, value in old_vars.items():
-        new_vars.setdefault(name, value)
-
-    def do() -> None:
-        model.__dict__ = new_vars
-        model.__class__ = new_class
-
-    def undo() -> None:
-        if vars(model) is new_vars:
-            model.__dict__ = old_vars
-        if type(model) is new_class:
-            model.__class__ = old_class
-
-    def check() -> None:
-        if vars(model) is not new_vars and vars(model) is not old_vars:
-            raise SwapError(
-                f"the root is a {type(model).__name__} from a later swap. Undo later swaps first, "
-                f"the last one first."
-            )
-
-    return _Step(do, undo, check)
-
-
-def _attribute_step(module: nn.Module, name: str, value: Any) -> _Step:
-    before = vars(module).get(name, _MISSING)
-
-    def do() -> None:
-        vars(module)[name] = value
-
-    def undo() -> None:
-        if vars(module).get(name, _MISSING) is value:
-            _put_back(module, name, before)
-
-    return _Step(do, undo)
-
-
-def _recorder_step(module: nn.Module, rules: PatchMapping) -> _Step:
-    before = vars(module).get("_can_record_outputs", _MISSING)
-
-    def undo() -> None:
-        if vars(module).get("_can_record_outputs", _MISSING) is not before:
-            _put_back(module, "_can_record_outputs", before)
-
-    return _Step(lambda: adopt_recorders(module, (rules,)), undo)
-
-
-def _put_back(module: nn.Module, name: str, before: Any) -> None:
-    if before is _MISSING:
-        vars(module).pop(name, None)
-    else:
-        vars(module)[name] = before
 
 
 def _fqns(built: list[Built], names: list[list[str]]) -> tuple[str, ...]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from patchlab.errors import ApplyError, SwapError
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.skeleton import without_scopes
 
+T = TypeVar("T")
 FACTORY = "from_original"
 
 
@@ -123,17 +123,19 @@ def construct(
     """
 
     def build() -> nn.Module:
-        with _frame(Frame(mapping, classes=set(classes))), device:
+        with device:
             return recipe.original(*recipe.args, **recipe.kwargs)
+
+    frame = Frame(mapping, classes=set(classes))
 
     rule = mapping.find(recipe.original.__name__)
     name = (rule.replacement if rule else recipe.original).__qualname__
     try:
         with torch.random.fork_rng(devices=[]):
             if random_init or device.type == "meta":
-                return without_scopes(build)
+                return under(frame, build)
             with without_random_init():
-                return without_scopes(build)
+                return under(frame, build)
     except ApplyError:
         raise
     except Exception as error:
@@ -156,13 +158,13 @@ def _skeleton_of(
     cls = type(owner)
 
     def build() -> nn.Module:
-        with _frame(frame), torch.device("meta"):
+        with torch.device("meta"):
             built: nn.Module = cls(config)
             return built
 
     try:
         with torch.random.fork_rng(devices=[]):
-            model = without_scopes(build)
+            model = under(frame, build)
     except Exception:  # noqa: BLE001  (a class with arguments beside the config: read off instead)
         return None
     # `memo` holds originals by their id, and, under its own id, the list that keeps them alive.
@@ -297,13 +299,24 @@ def _from_factory(site: Site, factory: Callable[[nn.Module], Any]) -> nn.Module:
     return module
 
 
-@contextmanager
-def _frame(frame: Frame) -> Iterator[None]:
-    try:
-        open_frame(frame)
-        yield
-    finally:
-        close_frame(frame)
+def under(frame: Frame, function: Callable[[], T]) -> T:
+    """Call a function outside of every scope but with one frame open, and close that for certain.
+
+    The second `close_frame` is for an interrupt at the very line of the first.
+    """
+
+    def call() -> T:
+        try:
+            try:
+                open_frame(frame)
+                return function()
+            finally:
+                close_frame(frame)
+        except BaseException:
+            close_frame(frame)
+            raise
+
+    return without_scopes(call)
 
 
 def _arguments(recipe: Recipe) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 
 from patchlab._upstream import pretrained_model_class
 from patchlab.mapping.rules import PatchMapping
-from patchlab.model.catalog import Catalog
+from patchlab.model.catalog import Catalog, full_names
 from patchlab.model.tree import ModuleTree
 from patchlab.plan.containers import Container, find_containers, observed_pairs
 from patchlab.plan.plan import PatchPlan
@@ -103,17 +103,16 @@ class Evidence:
     def containers(self) -> tuple[Container, ...]:
         """The matched classes of the target that hold matched classes, from tree and source.
 
-        The root is left out: it holds everything, and replacing it is judged as such (PL204).
+        A root that no model of its config can hold is no container: it is judged as the root (PL204).
         """
         modules = [(n.fqn, f"{n.python_module}.{n.class_name}") for n in self.before.nodes]
-        scope = {full for fqn, full in modules if fqn and fqn in self.plan.fqns}
+        inside = set(full_names(self.catalog, self._parts))
+        scope = {full for fqn, full in modules if fqn in self.plan.fqns and (fqn or full in inside)}
         found = find_containers(
             self.mapping,
             self.catalog,
             scope=scope,
-            observed=observed_pairs(
-                [m for m in modules if m[0] and m[0] in self.plan.fqns], self.mapping
-            ),
+            observed=observed_pairs([m for m in modules if m[0] in self.plan.fqns], self.mapping),
         )
         return tuple(c for c in found if c.evidence == "static" or not self.is_built_again(c))
 
@@ -136,11 +135,27 @@ class Evidence:
 
     @cached_property
     def architecture_names(self) -> frozenset[str]:
-        """Names of the classes in the tree, and of those its config class can bring in."""
-        config = getattr(self.model, "config", None)
-        numbers = self.catalog.architecture(type(config).__name__) if config is not None else ()
+        """Names of the classes in the tree, and of all that its config class can bring in."""
         in_tree = {node.class_name for node in self.before.nodes}
-        return frozenset({self.catalog.names[number] for number in numbers} | in_tree)
+        return frozenset({self.catalog.names[number] for number in self._numbers} | in_tree)
+
+    @cached_property
+    def architecture_containers(self) -> frozenset[str]:
+        """Names of the containers among `architecture_names`, whatever the config's flags."""
+        scope = full_names(self.catalog, self._parts)
+        found = find_containers(self.mapping, self.catalog, scope=scope)
+        return frozenset(c.class_name for c in (*found, *self.containers))
+
+    @cached_property
+    def _parts(self) -> frozenset[int]:
+        """The numbers of what the models of the target's config class can hold."""
+        return self.catalog.architecture(type(getattr(self.model, "config", None)).__name__)
+
+    @cached_property
+    def _numbers(self) -> frozenset[int]:
+        """The numbers of the models of the target's config class, and of what they can hold."""
+        entry = self.catalog.configs.get(type(getattr(self.model, "config", None)).__name__)
+        return self._parts | frozenset(entry.models if entry is not None else ())
 
     @cached_property
     def sub_models(self) -> dict[str, str]:

@@ -185,7 +185,7 @@ def narrower_key(evidence: Evidence, key: str, container_names: Iterable[str]) -
     return suggest_key(
         key,
         [name for name in evidence.architecture_names if rule.matches(name)],
-        list(container_names),
+        {*container_names, *evidence.architecture_containers},
         evidence.catalog,
         built_classes={node.class_name for node in evidence.before.nodes},
     )

@@ -175,7 +175,7 @@ class _BeamReorder:
 
 
 def _hold_beams(model: nn.Module, holder: object) -> None:
-    if not hasattr(model, "generate"):
+    if not hasattr(type(model), "generate"):  # Of the class: asking 700 modules takes 1 ms.
         return
     refusal = _BeamReorder(beam_reorder(model))
     _hold(

@@ -36,6 +36,7 @@ _WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoi
 
 # Weak, since a class in a notebook is defined again with each run of its cell.
 _SOURCES: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+_CHOICES: weakref.WeakKeyDictionary[type, Choice | None] = weakref.WeakKeyDictionary()
 
 _TOP_K = ("top_k", "moe_top_k")
 _CONFIG_TOP_K = ("top_k_experts", "num_experts_per_tok")
@@ -104,6 +105,12 @@ def _source(cls: type[nn.Module]) -> str:
 
 def choice_of(cls: type[nn.Module]) -> Choice | None:
     """Tell by which operation a module class chooses experts; None if it does not."""
+    if cls not in _CHOICES:
+        _CHOICES[cls] = _choice_of(cls)
+    return _CHOICES[cls]
+
+
+def _choice_of(cls: type[nn.Module]) -> Choice | None:
     if _NO_ROUTER.search(cls.__name__):
         return None
     if not any(_NAMED_AS_ROUTER.search(base.__name__) for base in cls.__mro__):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,32 +59,58 @@ def build_patched(build: Callable[[Any], nn.Module], config: Any, mapping: Patch
     return Built(model)
 
 
-def run_forward(model: nn.Module) -> tuple[dict[str, ForwardCall], str]:
-    """Run a skeleton once on token ids, and note each module's call.
+class _SeenEnough(Exception):
+    """Ends a forward run once every module that was asked for has been called."""
+
+
+def run_forward(model: nn.Module, fqns: Iterable[str]) -> tuple[dict[str, ForwardCall], str]:
+    """Run a skeleton on token ids until some modules and their parents have been called.
+
+    One layer is enough to see how its parts are called, so a model of sixty is not run to the end.
+
+    Args:
+        model: The skeleton.
+        fqns: The modules to see; those that the model does not have are passed over.
 
     Returns:
-        FQN → call, and the error, "" if it ran.
+        FQN → call of what was seen, and the error, "" if there was none.
     """
-    calls: dict[str, ForwardCall] = {}
-    hooks = []
-    for fqn, module in model.named_modules():
+    modules = dict(model.named_modules())
+    parents = {fqn.rpartition(".")[0] for fqn in fqns}
+    waiting = {fqn for fqn in {*fqns, *parents} if fqn in modules and not _is_holder(modules[fqn])}
+    wanted, calls, hooks = set(waiting), dict[str, ForwardCall](), []
 
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any, fqn: str = fqn) -> None:
+    def note_at(fqn: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             calls.setdefault(fqn, ForwardCall(len(args), tuple(kwargs), _returned(output)))
+            waiting.discard(fqn)
+            if not waiting:
+                raise _SeenEnough
 
-        hooks.append(module.register_forward_hook(note, with_kwargs=True))
-    training = model.training
+        return note
+
+    for fqn in wanted:
+        hooks.append(modules[fqn].register_forward_hook(note_at(fqn), with_kwargs=True))
+    training = {module: module.training for module in modules.values()}
     try:
         tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
         with torch.no_grad(), torch.device("meta"):
             model.eval()(input_ids=tokens)
         return calls, ""
+    except _SeenEnough:
+        return calls, ""
     except Exception as error:  # noqa: BLE001  (the caller decides)
         return calls, _shortly(error)
     finally:
-        model.train(training)
+        for module, was in training.items():
+            module.training = was
         for hook in hooks:
             hook.remove()
+
+
+def _is_holder(module: nn.Module) -> bool:
+    """Tell whether a module is a list or dict of modules, whose forward nobody calls."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
 @contextlib.contextmanager

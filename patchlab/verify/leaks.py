@@ -23,7 +23,7 @@ from patchlab._upstream import is_transformers_name, output_recorder_class, sour
 from patchlab.apply.construct import left_wrapped, unwrap_left
 from patchlab.apply.rebind import is_rebound
 from patchlab.errors import RestoreError
-from patchlab.model.classes import loaded_module_classes
+from patchlab.model.classes import loaded_module_classes, subclasses_of
 
 LeakKind = Literal["name", "init", "recorder"]
 
@@ -100,12 +100,21 @@ def _recorder_leaks() -> Iterator[Leak]:
         if not isinstance(recorders, dict):
             continue
         for target in _targets(recorders):
-            if not is_transformers_name(target.__module__) and not target.__module__.startswith(
-                "torch."
-            ):
+            if _is_foreign(target, cls):
                 found = f"{target.__module__}.{target.__qualname__}"
                 yield Leak("recorder", cls.__module__, cls.__qualname__, found, cls)
                 break
+
+
+def _is_foreign(target: type, cls: type) -> bool:
+    """Tell whether a recorder of a class looks for what the class's file knows nothing of."""
+    if target.__module__ == cls.__module__ or target.__module__.startswith("torch."):
+        return False
+    if not is_transformers_name(target.__module__):
+        return True
+    # One class of transformers put in another one's place: its name is not in the file.
+    source = source_of_module(sys.modules[cls.__module__])
+    return bool(source) and not re.search(rf"\b{re.escape(target.__name__)}\b", source)
 
 
 def _loaded() -> Iterator[tuple[str, ModuleType]]:
@@ -161,7 +170,7 @@ def _imported_from(source: str, name: str, module: ModuleType) -> str | None:
     return None
 
 
-def _original_class(module: ModuleType, name: str) -> type[nn.Module]:
+def _original_class(module: ModuleType, name: str) -> type:
     home = _expected_home(module, name)
     if home is None:
         raise RestoreError(
@@ -170,13 +179,17 @@ def _original_class(module: ModuleType, name: str) -> type[nn.Module]:
     bound = vars(home).get(name)
     if isinstance(bound, type) and _belongs(bound, home.__name__, name):
         return bound
-    for cls in loaded_module_classes():
-        if cls.__module__ == home.__name__ and cls.__qualname__ == name:
-            return cls
-    return _defined_again(home, name)
+    # Among all classes, not only those of modules: transformers' own patch rebinds any name that
+    # fits, also those of output classes and of interfaces.
+    alive = [
+        cls
+        for cls in subclasses_of(object)
+        if cls.__module__ == home.__name__ and cls.__qualname__ == name
+    ]
+    return alive[-1] if alive else _defined_again(home, name)
 
 
-def _defined_again(home: ModuleType, name: str) -> type[nn.Module]:
+def _defined_again(home: ModuleType, name: str) -> type:
     """Run one class statement of the installed source again, in the Python module it belongs to."""
     statement = _statement(home, name)
     if statement is None:
@@ -190,7 +203,7 @@ def _defined_again(home: ModuleType, name: str) -> type[nn.Module]:
         exec(
             code, vars(home)
         )  # the class statement of the installed library, nothing of the user's
-        again: type[nn.Module] = vars(home)[name]
+        again: type = vars(home)[name]
     finally:
         setattr(home, name, kept)
     return again
@@ -235,5 +248,6 @@ def _targets(recorders: dict[str, Any]) -> Iterator[type]:
             target: Any = (
                 getattr(spec, "target_class", None) if isinstance(spec, recorder_class) else spec
             )
-            if isinstance(target, type):
-                yield target
+            for each in target if isinstance(target, tuple) else (target,):
+                if isinstance(each, type):
+                    yield each

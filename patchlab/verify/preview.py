@@ -200,11 +200,14 @@ def gather(target: Any, rules: PatchMapping) -> Evidence:
     plan = plan_for(before, rules)
     patched = build_patched(build, config, rules)
     after = None if patched.model is None else module_tree(patched.model)
-    calls_before, cannot = run_forward(model)
+    # A replacement that keeps its original's forward is called and returns as ever: no run is
+    # needed.
+    first = [r.fqns[0] for r in plan if r.replacement.forward is not r.original.forward]
+    calls_before, cannot = run_forward(model, first) if first else ({}, "")
     calls_after: dict[str, ForwardCall] = {}
     failed = ""
-    if patched.model is not None and not cannot:
-        calls_after, failed = run_forward(patched.model)
+    if first and patched.model is not None and not cannot:
+        calls_after, failed = run_forward(patched.model, first)
     return Evidence(
         rules,
         plan,

@@ -265,6 +265,7 @@ def targets(model) -> list:
         (OutputRecorder(None, class_name="Original"), [None, Replacement]),
         ([Original, "other"], [Original, "other", Replacement]),
         ((Original,), [Original, Replacement]),
+        (OutputRecorder((nn.Linear, Original)), [(nn.Linear, Original), Replacement]),
     ],
 )
 def test_every_form_of_a_recorder_finds_the_replacement(key, spec, expected):
@@ -283,10 +284,17 @@ def test_what_a_recorder_says_besides_its_class_is_kept():
     assert (added.index, added.layer_name, added.class_name) == (2, "x.y", None)
 
 
-def test_a_subclass_of_the_recorded_class_is_not_recorded_twice():
-    model = holder(OutputRecorder(Original))
+@pytest.mark.parametrize("recorded", [Original, (nn.Linear, Original)])
+def test_a_subclass_of_the_recorded_class_is_not_recorded_twice(recorded):
+    model = holder(OutputRecorder(recorded))
     adopt_recorders(model, [PatchMapping.of({"Original": SubReplacement})])
-    assert targets(model) == [Original]
+    assert targets(model) == [recorded]
+
+
+def test_one_replacement_of_two_recorded_classes_is_recorded_once():
+    model = holder([OutputRecorder(Original), OutputRecorder(nn.Linear)])
+    adopt_recorders(model, [PatchMapping.of({"Original|Linear": Replacement})])
+    assert targets(model) == [Original, nn.Linear, Replacement]
 
 
 def test_the_innermost_mapping_decides_what_is_recorded():

@@ -170,8 +170,8 @@ def test_state_of_the_random_number_generator_is_left_alone(llama):
 
 def test_buffer_that_the_new_class_computes_differently_is_its_own(llama):
     class Faster(LlamaRotaryEmbedding):
-        def __init__(self, config, device=None):
-            super().__init__(config, device)
+        def __init__(self, config):
+            super().__init__(config)
             self.register_buffer("inv_freq", 2 * self.inv_freq, persistent=False)
 
     expected = 2 * llama.model.rotary_emb.inv_freq

@@ -1,0 +1,50 @@
+"""Steps back in the registry: what a form changed, so that it can be put back.
+
+A step back touches only the keys that the step changed, and of these only those that still are what
+it made of them: what others registered since stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from patchlab.apply import hooks
+from patchlab.mapping.registry import RegistryState, registry_state, restore_registry
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the registry.
+
+    Attributes:
+        name: What was done, such as "clear".
+        before: The registry before it.
+        after: The registry after it.
+    """
+
+    name: str
+    before: RegistryState
+    after: RegistryState
+
+
+def undo_step(step: Step) -> None:
+    """Put back what a step changed, in its old order and with who registered it when."""
+    now = registry_state()
+    before, after = step.before, step.after
+    entries, provenance = dict(now.entries), dict(now.provenance)
+    for key in {*before.entries, *after.entries}:
+        old, made = before.entries.get(key), after.entries.get(key)
+        if old is made or now.entries.get(key) is not made:
+            continue
+        entries.pop(key, None)
+        provenance.pop(key, None)
+        if old is not None:
+            entries[key] = old
+            if key in before.provenance:
+                provenance[key] = before.provenance[key]
+    # Patterns are tried in order, so the order is put back too.
+    order = [*(key for key in before.entries if key in entries), *entries]
+    restore_registry(RegistryState({key: entries[key] for key in order}, provenance))
+    # Whether patchlab's own entries are left decides whether its hook stands; this looks again.
+    hooks.hold("form")
+    hooks.release("form")

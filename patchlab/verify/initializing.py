@@ -1,0 +1,121 @@
+"""Which tensors a load would initialize, and which it would leave as uninitialized memory.
+
+`from_pretrained` builds on the meta device. What the checkpoint lacks becomes uninitialized memory,
+and then `_init_weights` of the model runs on each module; that knows the classes of the model's own
+file and torch's, and nothing of a replacement's own parameters. The report says "newly initialized"
+in any case. So the initialization is run on the skeleton, where it costs nothing, and noted is
+which tensors it writes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from patchlab._upstream import initialize_module, pretrained_model_class
+
+
+class _Writes(TorchDispatchMode):
+    """Notes the storages that in-place operations write to, views and all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
+            self.storages.add(args[0].untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
+
+
+def written_by_initialization(
+    model: nn.Module, fqns: Iterable[str]
+) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the names of the tensors that an initialization writes to, below some modules.
+
+    Args:
+        model: A skeleton on the meta device; its tensors hold nothing, so nothing is changed.
+        fqns: The modules to look at, with all below them.
+
+    Returns:
+        The names, and FQN → error for modules whose initialization raises.
+    """
+    written: set[str] = set()
+    raised: dict[str, str] = {}
+    for fqn, module in _below(model, fqns):
+        own = {
+            name: tensor
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]
+            if tensor is not None
+        }
+        if not own:
+            continue
+        writes = _Writes()
+        try:
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=[]),
+                _unmarked(own.values()),
+                writes,
+            ):
+                initialize_module(_model_of(model, fqn), module)
+        except Exception as error:  # noqa: BLE001  (the model's code on a foreign class; reported)
+            raised[fqn] = f"{type(error).__name__}: {error}"
+        for name, tensor in own.items():
+            if tensor.untyped_storage()._cdata in writes.storages:
+                written.add(f"{fqn}.{name}" if fqn else name)
+    return frozenset(written), raised
+
+
+def constants_of(model: nn.Module, fqns: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the non-persistent buffers, and the plain tensors left on the meta device."""
+    buffers, plain = [], []
+    for fqn, module in _below(model, fqns):
+        prefix = f"{fqn}." if fqn else ""
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name in module._non_persistent_buffers_set:
+                buffers.append(prefix + name)
+        for name, value in vars(module).items():
+            items = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in items):
+                plain.append(prefix + name)
+    return tuple(buffers), tuple(plain)
+
+
+def _below(model: nn.Module, fqns: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    seen: set[int] = set()
+    for fqn in fqns:
+        for name, module in model.get_submodule(fqn).named_modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield (f"{fqn}.{name}" if fqn and name else fqn or name), module
+
+
+def _model_of(model: nn.Module, fqn: str) -> nn.Module:
+    """Return the innermost model of transformers that a module belongs to."""
+    found, here = model, model
+    for name in fqn.split(".") if fqn else ():
+        here = here._modules[name]  # type: ignore[assignment]
+        if isinstance(here, pretrained_model_class()):
+            found = here
+    return found
+
+
+@contextmanager
+def _unmarked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Take off the mark of tensors that are initialized already, which stops `initialization`."""
+    marked = [tensor for tensor in tensors if getattr(tensor, "_is_hf_initialized", False)]
+    for tensor in marked:
+        del tensor._is_hf_initialized  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for tensor in marked:
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
