@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from patchlab.routing.record import record_routing
     from patchlab.routing.replay import replay_routing
     from patchlab.routing.trace import RoutingTrace
+    from patchlab.verify.checkpoint import CheckpointReport, check_checkpoint
     from patchlab.verify.preview import Preview, preview
     from patchlab.verify.status import Status, status
 
@@ -54,6 +55,8 @@ _HOMES = {
     "ModuleTree": "patchlab.model.tree",
     "diff_trees": "patchlab.model.diff",
     "TreeDiff": "patchlab.model.diff",
+    "check_checkpoint": "patchlab.verify.checkpoint",
+    "CheckpointReport": "patchlab.verify.checkpoint",
     "preview": "patchlab.verify.preview",
     "Preview": "patchlab.verify.preview",
     "survey": "patchlab.plan.survey",
@@ -72,6 +75,7 @@ _HOMES = {
 
 
 __all__ = [
+    "CheckpointReport",
     "Finding",
     "ModuleTree",
     "PatchReport",
@@ -82,6 +86,7 @@ __all__ = [
     "Swap",
     "TreeDiff",
     "apply_patches",
+    "check_checkpoint",
     "clear_patch_mapping",
     "concatenate_by_config",
     "diff_trees",

@@ -79,6 +79,10 @@ def pretrained_model_class() -> type[nn.Module]:
     return cls
 
 
+# `PreTrainedModel`'s method that a load and a `post_init` call for each module (modeling_utils.py).
+INITIALIZE = "_initialize_weights"
+
+
 def initialize_module(model: nn.Module, module: nn.Module) -> None:
     """Run a model's own initializer, `PreTrainedModel._init_weights`, on one module of it."""
     model._init_weights(module)  # type: ignore[operator]
@@ -228,10 +232,7 @@ def set_checkpoint_function(module: nn.Module, function: Callable[..., Any]) -> 
 
 
 def beam_reorder(module: nn.Module) -> Callable[..., Any] | None:
-    """Return what `generate` reorders a model's cache with in beam search (generation/utils.py).
-
-    `_beam_search` asks the model for `_reorder_cache` before it asks the cache for `reorder_cache`.
-    """
+    """Return the model's `_reorder_cache`; `generate` asks for it before it asks the cache."""
     function: Callable[..., Any] | None = getattr(module, "_reorder_cache", None)
     return function
 
@@ -249,13 +250,11 @@ def restore_beam_reorder(module: nn.Module, function: Callable[..., Any]) -> Non
 
 @contextmanager
 def string_keyed_recorders() -> Iterator[None]:
-    """Let `_CAN_RECORD_REGISTRY` be read and written by `str(cls)` inside a block, in every
-    version.
+    """Let `_CAN_RECORD_REGISTRY` be read and written by `str(cls)` inside a block.
 
     The transformers guide to monkey patching does so. From 5.23 the registry's methods take a
     model: `get(key, {})` is then a TypeError, and an entry written under a string is stored under
-    the string's own class. In 5.22 the registry is a plain dict and there is nothing to do. Entries
-    that were written in the block stay; the registry's class is its own again afterwards.
+    the string's own class. Entries written in the block stay; 5.22 needs nothing.
     """
     registry = recorder_registry()
     if type(registry) is dict:
@@ -380,13 +379,8 @@ def tied_keys(model: nn.Module) -> dict[str, str]:
     return keys
 
 
-def initialize_module(model: nn.Module, module: nn.Module) -> None:
-    """Initialize what one module holds itself, as a load does for missing keys.
-
-    `PreTrainedModel._init_weights`, of the innermost model that the module belongs to.
-    """
-    initialize: Any = getattr(model, "_init_weights")  # noqa: B009
-    initialize(module)
+# `PreTrainedModel`'s method that a load and a `post_init` call for each module (modeling_utils.py).
+INITIALIZE = "_initialize_weights"
 
 
 def own_conversions() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from patchlab._upstream import BUILD_NAMES, modeling_utils, own_build_function
 from patchlab.apply.construct import Frame, close_frame, open_frame, open_frames
+from patchlab.apply.initializers import bind_initializers
 from patchlab.mapping.registry import (
     Change,
     clear_patch_mapping,
@@ -73,6 +74,7 @@ def _follow_registry(change: Change) -> None:
 def _bind() -> None:
     wanted = bool(_holders) or has_own_entries()
     module = modeling_utils()
+    bind_initializers(wanted)
     for name in BUILD_NAMES:
         current, own = getattr(module, name), own_build_function(name)
         # Compare before putting back: a third party's hook on top of either is left alone.

@@ -20,8 +20,8 @@ from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.plan import Replacement, counts_of, grouped
-from patchlab.render.html import table_html
 from patchlab.render.rows import Column, Row, Table, Tone
+from patchlab.render.shown import Shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class ModelReport:
         return f"ModelReport({self.class_name}: {self.summary})"
 
 
-class PatchReport:
+class PatchReport(Shown):
     """What happened under one scope: its models, counts and findings, and whether it was restored.
 
     Yielded by `patched` and `apply_patches`; complete when the block has ended.
@@ -126,7 +126,7 @@ class PatchReport:
         if self._settled is None:
             self._settled = _model_reports(self._frame, self._completed)
 
-    def to_table(self) -> Table:
+    def to_table(self, *args: Any, **options: Any) -> Table:
         """Return the report as rows: a row for each model and replacement."""
         rows = []
         for model in self.models:
@@ -144,19 +144,12 @@ class PatchReport:
         footer = tuple(str(finding) for finding in self.findings)
         return Table(columns, tuple(rows), self._verdict(), tone, footer)
 
-    def to_text(self) -> str:
+    def to_text(self, **options: Any) -> str:
         """Return the report as text: a line for each model, then the findings."""
         lines = [f"{m.class_name}: {m.summary}{self._closing()}" for m in self.models]
         if not lines:
             lines = [f"no model was built{self._closing()}"]
         return "\n".join([*lines, *map(str, self.findings)])
-
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return table_html(self.to_table())
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.to_text(), "text/html": self.to_html()}
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -69,6 +69,7 @@ class CopyButton(anywidget.AnyWidget):
 
         Args:
             on_copy: Called when it is clicked, also with nothing to copy.
+            **traits: Initial traits.
         """
         super().__init__(**traits)
         self._on_copy = on_copy

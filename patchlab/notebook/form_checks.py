@@ -27,12 +27,13 @@ from patchlab.plan.analyses import dead_keys
 from patchlab.plan.containers import matched_numbers
 from patchlab.plan.evidence import Evidence
 from patchlab.plan.findings import Finding, ordered
-from patchlab.plan.survey import AnyReplacement, survey
+from patchlab.plan.survey import AnyReplacement, Survey, survey
 from patchlab.plan.wording import constructor_parameters
 from patchlab.render.numbers import count
 from patchlab.verify.preview import Preview, plan_for, preview
 
 SEPARATOR = " · "
+_MOST_TYPES = 3  # Some 10 ms each; a person works on one or two architectures at a time.
 # What can be said of a key alone; the others judge the replacement class.
 _OF_KEYS = (
     overmatch.containers,
@@ -87,6 +88,7 @@ class Answer:
     Attributes:
         problem: Why the key can never match.
         matches: What the key matches, counted, in a line.
+        here: The number of modules of the target that the key decides.
         class_problem: Why the class cannot be a replacement.
         class_note: Where the class is from and what it is built with.
         findings: Of the key, or of the preview.
@@ -98,6 +100,7 @@ class Answer:
     question: Question
     problem: str = ""
     matches: str = ""
+    here: int = 0
     class_problem: str = ""
     class_note: str = ""
     findings: tuple[Finding, ...] = ()
@@ -175,10 +178,10 @@ def _key_answer(told: Answer, target: Target | None) -> Answer:
     rule = PatchRule(key, AnyReplacement)
     alone = PatchMapping((rule,))
     parts = ["exact name" if rule.is_exact else "pattern"]
-    loaded = sum(rule.matches(cls.__name__) for cls in loaded_module_classes())
-    parts.append(f"{count(loaded, 'class', 'classes')} loaded")
+    loaded = [cls for cls in loaded_module_classes() if rule.matches(cls.__name__)]
+    parts.append(f"{count(len(loaded), 'class', 'classes')} loaded")
+    here = 0 if target is None else plan_for(target.tree, alone).counts[key]
     if target is not None:
-        here = plan_for(target.tree, alone).counts[key]
         parts.append(f"{count(here, 'module')} here")
     catalog = load_catalog(progress=False)
     numbers = matched_numbers(alone, catalog)
@@ -186,9 +189,9 @@ def _key_answer(told: Answer, target: Target | None) -> Answer:
     parts.append(
         f"{count(len(numbers), 'class', 'classes')} in {count(len(types), 'architecture')}"
     )
-    told = replace(told, matches=SEPARATOR.join(parts))
+    told = replace(told, matches=SEPARATOR.join(parts), here=here)
     if target is None:
-        return replace(told, findings=survey(alone, progress=False).findings)
+        return replace(told, findings=_survey_findings(survey(alone, progress=False), loaded))
     rules = PatchMapping.of({**told.question.registered, key: AnyReplacement})
     plan = plan_for(target.tree, rules)
     evidence = Evidence(rules, plan, target.model, target.tree, None, None, catalog)
@@ -202,6 +205,22 @@ def _key_answer(told: Answer, target: Target | None) -> Answer:
         for fqn, reason in marks.reasons.items()
     }
     return replace(told, findings=judged, marks=TreeMarks(marks.marks, reasons))
+
+
+def _survey_findings(found: Survey, loaded: list[type]) -> tuple[Finding, ...]:
+    """Return the findings over all architectures, those of the loaded ones with a narrower key.
+
+    No short key fits a hundred architectures; one that fits the model at hand is what is needed.
+    """
+    folders = {cls.__module__.split(".")[2] for cls in loaded if cls.__module__.count(".") > 2}
+    types = sorted(folders.intersection(found.model_types))[:_MOST_TYPES]
+    narrower = [
+        finding
+        for model_type in types
+        for finding in found.filter(model_type=model_type).findings
+        if finding.code == "PL101" and finding.suggestion
+    ]
+    return tuple(dict.fromkeys([*narrower, *found.findings]))
 
 
 def _class_note(cls: type[nn.Module]) -> str:

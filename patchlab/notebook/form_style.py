@@ -167,7 +167,8 @@ def error_html(text: str) -> str:
     """Write what went wrong, for a screen reader too."""
     if not text:
         return ""
-    return f'<p class="said" data-tone="error" role="alert"><strong>✕ Error</strong>{text_html(text)}</p>'
+    head = '<p class="said" data-tone="error" role="alert"><strong>✕ Error</strong>'
+    return f"{head}{text_html(text)}</p>"
 
 
 def note_html(text: str) -> str:
@@ -203,5 +204,7 @@ def verdict_html(tone: str, pill: str, text: str) -> str:
         f"<b>{text_html(part)}</b>" if place % 2 else text_html(part)
         for place, part in enumerate(text.split("**"))
     )
-    shown = f'<span class="pill" data-tone="{tone}">{_SIGNS[tone]} {text_html(pill)}</span>'
-    return f'<div class="verdict" role="status">{shown if tone else ""}<span>{said}</span></div>'
+    shown = ""
+    if tone:
+        shown = f'<span class="pill" data-tone="{tone}">{_SIGNS[tone]} {text_html(pill)}</span>'
+    return f'<div class="verdict" role="status">{shown}<span>{said}</span></div>'

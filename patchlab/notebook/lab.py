@@ -1,8 +1,8 @@
 """`lab`: the whole laboratory in one panel: the tree, the form, findings, and what is registered.
 
-The panel decides nothing. The form's answers say what to show, the tree shows it, and "Apply to this
-model" swaps by the very rules that were previewed. Everything is a method that raises; the buttons
-show errors in the form.
+The panel decides nothing. The form's answers say what to show, the tree shows it, and "Apply to
+this model" swaps by the very rules that were previewed. Everything is a method that raises; the
+buttons show errors in the form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from torch import nn
 
-from patchlab.errors import MappingError, TargetError
+from patchlab.errors import MappingError, SwapError, TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import check_key
 from patchlab.notebook.copy_button import CopyButton
@@ -135,8 +135,6 @@ class Lab(widgets.VBox):
         Raises:
             SwapError: There is none, or something else has been put into the model since.
         """
-        from patchlab.errors import SwapError
-
         if not self._swaps:
             raise SwapError("nothing was applied to the model here, so there is nothing to undo.")
         self._swaps[-1].undo()
@@ -248,8 +246,8 @@ class Lab(widgets.VBox):
 def lab(target: Any = None) -> Lab:
     """Show the whole laboratory: the tree of a target, the form, findings, and what is registered.
 
-    While a key is typed its matches are marked in the tree; with a class chosen, the preview is made
-    anew. The model itself is changed by "Apply to this model" alone, until "Undo".
+    While a key is typed its matches are marked in the tree; with a class chosen, the preview is
+    made anew. The model itself is changed by "Apply to this model" alone, until "Undo".
 
     Args:
         target: A model, a config, a checkpoint folder or a model id; without one there is the form
@@ -279,14 +277,13 @@ def _verdict(told: Answer, target: Target | None, swaps: list[Swap]) -> tuple[st
     size = f"{count(len(tree), 'module')} · {human(tree.num_parameters)} parameters"
     name = tree.root.class_name
     if swaps:
-        number = sum(swaps[-1].counts.values())
-        return "ok", "applied", f"**{count(number, 'module')}** replaced in **{name}**, until Undo"
+        done = count(sum(swaps[-1].counts.values()), "module")
+        return "ok", "applied", f"**{done}** replaced in **{name}**, until Undo"
     if told.preview is not None:
         counts = told.preview.counts
         rules = count(sum(number > 0 for number in counts.values()), "rule")
-        number = count(sum(counts.values()), "module")
-        return tone, pill, f"**{number}** replaced by {rules} in **{name}** · {size}"
+        done = count(sum(counts.values()), "module")
+        return tone, pill, f"**{done}** replaced by {rules} in **{name}** · {size}"
     if told.matches:
-        marked = sum(state != "swallowed" for state in told.marks.marks.values())
-        return tone, pill, f"**{count(marked, 'module')}** matched in **{name}** · {size}"
+        return tone, pill, f"**{count(told.here, 'module')}** matched in **{name}** · {size}"
     return tone, pill, f"**{name}** · {size}"

@@ -30,9 +30,12 @@ def containers(evidence: Evidence) -> Iterator[Finding]:
         holding = _holding(evidence, total)
         if container.evidence == "built":
             severity: Severity = "error"
+            built = _held(evidence, holding)
+            others = [name for name in container.inner if name not in built]
+            more = f", and under another config {listed(others)}" if others else ""
             holds = (
-                f"{container.class_name} is a container: it holds {listed(container.inner)} "
-                f"({len(holding)} of {len(total)}). Replacing both drops "
+                f"{container.class_name} is a container: it holds {listed(built)} "
+                f"({len(holding)} of {len(total)}){more}. Replacing both drops "
                 f"{_dropped(evidence, holding)}."
             )
         else:
@@ -208,6 +211,17 @@ def _holding(evidence: Evidence, outer: list[str]) -> list[str]:
         for fqn in outer
         if any(other != fqn and (not fqn or other.startswith(fqn + ".")) for other in matched)
     ]
+
+
+def _held(evidence: Evidence, outer: list[str]) -> list[str]:
+    """Return the names of the matched classes inside some matched modules."""
+    return sorted(
+        {
+            replacement.original.__name__
+            for fqn, replacement in evidence.plan.fqns.items()
+            if any(fqn != f and (not f or fqn.startswith(f + ".")) for f in outer)
+        }
+    )
 
 
 def _dropped(evidence: Evidence, outer: list[str]) -> str:

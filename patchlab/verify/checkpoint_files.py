@@ -1,4 +1,4 @@
-"""Checkpoint headers: names, shapes and types of the tensors in safetensors files, none of them read.
+"""Checkpoint headers: names, shapes and types of the tensors in safetensors files, none read.
 
 A safetensors file begins with eight bytes, the length of a JSON header that follows; the data comes
 after it (safetensors format, version 0.4 and later). Only headers are read, so a checkpoint of a

@@ -102,7 +102,7 @@ def plan_loading(
             mismatched.append(Mismatch(key, tuple(made.tensor.shape), tuple(state[key].shape)))
     there = loaded | converted
     for key, source in tied_keys(model).items():
-        if key in state and source in there or key in there:
+        if (key in state and source in there) or key in there:
             loaded.update({key, source} - converted)
     # One tensor under two names is filled once.
     by_tensor = {id(parameter): name for name, parameter in state.items() if name in there}

@@ -9,8 +9,10 @@ which tensors it writes to.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchlab._upstream import initialize_module, pretrained_model_class
+from patchlab.apply.initializers import initializer_of
 
 
 class _Writes(TorchDispatchMode):
@@ -35,43 +38,59 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def written_by_initialization(
-    model: nn.Module, fqns: Iterable[str]
-) -> tuple[frozenset[str], dict[str, str]]:
-    """Return the names of the tensors that an initialization writes to, below some modules.
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """What initialization writes to.
+
+    Attributes:
+        by_model: Names that the model's `_init_weights` writes to.
+        by_own: Names that a replacement's `init_new_weights` writes to.
+        raised: FQN → the error of an initialization that raises.
+    """
+
+    by_model: frozenset[str]
+    by_own: frozenset[str]
+    raised: dict[str, str]
+
+
+def find_initialized(model: nn.Module, fqns: Iterable[str]) -> Initialized:
+    """Find the tensors that an initialization writes to, below some modules.
 
     Args:
         model: A skeleton on the meta device; its tensors hold nothing, so nothing is changed.
         fqns: The modules to look at, with all below them.
-
-    Returns:
-        The names, and FQN → error for modules whose initialization raises.
     """
-    written: set[str] = set()
+    by_model: set[str] = set()
+    by_own: set[str] = set()
     raised: dict[str, str] = {}
     for fqn, module in _below(model, fqns):
-        own = {
-            name: tensor
-            for name, tensor in [*module._parameters.items(), *module._buffers.items()]
-            if tensor is not None
-        }
-        if not own:
-            continue
-        writes = _Writes()
-        try:
-            with (
-                torch.no_grad(),
-                torch.random.fork_rng(devices=[]),
-                _unmarked(own.values()),
-                writes,
-            ):
-                initialize_module(_model_of(model, fqn), module)
-        except Exception as error:  # noqa: BLE001  (the model's code on a foreign class; reported)
-            raised[fqn] = f"{type(error).__name__}: {error}"
-        for name, tensor in own.items():
-            if tensor.untyped_storage()._cdata in writes.storages:
-                written.add(f"{fqn}.{name}" if fqn else name)
-    return frozenset(written), raised
+        prefix = f"{fqn}." if fqn else ""
+        owner = _model_of(model, fqn)
+        ways = [(functools.partial(initialize_module, owner, module), by_model)]
+        method = initializer_of(module)
+        if method is not None:
+            ways.append((method, by_own))
+        for initialize, written in ways:
+            # A replacement's method may write to its submodules' tensors too.
+            reach = module.named_modules() if written is by_own else [("", module)]
+            tensors = {
+                f"{prefix}{path}.{name}" if path else prefix + name: tensor
+                for path, part in reach
+                for name, tensor in [*part._parameters.items(), *part._buffers.items()]
+                if tensor is not None
+            }
+            if not tensors:
+                continue
+            writes = _Writes()
+            try:
+                with torch.no_grad(), _unmarked(tensors.values()), writes:
+                    initialize()
+            except Exception as error:  # noqa: BLE001  (the model's code on a foreign class)
+                raised[fqn] = f"{type(error).__name__}: {error}"
+            for name, tensor in tensors.items():
+                if tensor.untyped_storage()._cdata in writes.storages:
+                    written.add(name)
+    return Initialized(frozenset(by_model), frozenset(by_own), raised)
 
 
 def constants_of(model: nn.Module, fqns: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -86,8 +86,11 @@ def check_reversals(
     for (number, _), (converter, _, sources) in groups.items():
         before = results.get(number)
         if before is None or before[1].ok:
-            names = {key: _renamed(key, renamings, model, loading) for key in sources}
-            results[number] = (converter, _check(converter, names, tensors, model, loading))
+            # What the converter sees, and so what its reverse gives back.
+            names = {
+                key: rename_checkpoint_key(key, renamings, [], None, None)[0] for key in sources
+            }
+            results[number] = (converter, _check(converter, names, tensors, model))
     return [results[number] for number in sorted(results)]
 
 
@@ -96,19 +99,18 @@ def _check(
     names: dict[str, str],
     tensors: Mapping[str, StoredTensor],
     model: nn.Module,
-    loading: Loading,
 ) -> Reversal:
     total = sum(math.prod(tensors[key].shape) for key in names)
     problem, checked = "", True
     try:
         if total <= _FULL:
-            problem = _round_trip(converter, _random(names, tensors, whole=True), model, loading)
+            problem = _round_trip(converter, _random(names, tensors, whole=True), model)
         else:
-            problem = _round_trip(converter, _metas(names, tensors), model, loading)
+            problem = _round_trip(converter, _metas(names, tensors), model)
             if not problem:
                 try:
                     cut = _random(names, tensors, whole=False)
-                    problem = _round_trip(converter, cut, model, loading)
+                    problem = _round_trip(converter, cut, model)
                 except Exception:  # noqa: BLE001  (an operation that needs the last dimension)
                     checked = False
     except NotImplementedError:
@@ -124,9 +126,7 @@ def _check(
     )
 
 
-def _round_trip(
-    converter: Any, tensors: dict[str, torch.Tensor], model: nn.Module, loading: Loading
-) -> str:
+def _round_trip(converter: Any, tensors: dict[str, torch.Tensor], model: nn.Module) -> str:
     """Return what is wrong with a converter's way there and back, "" for nothing."""
     forward = _carry(copy.deepcopy(converter), tensors, model)
     backward = _carry(converter.reverse_transform(), forward, model)
@@ -154,14 +154,6 @@ def _carry(
     for name, by_pattern in groups.items():
         made.update(run_converter(copy.deepcopy(converter), name, by_pattern, model))
     return made
-
-
-def _renamed(key: str, renamings: list[Any], model: nn.Module, loading: Loading) -> str:
-    """Return the name that a converter sees, which is also what its reverse gives back."""
-    prefix = getattr(model, "base_model_prefix", None)
-    name, _ = rename_checkpoint_key(key, renamings, [], None, None)
-    # A base model's checkpoint in a model with a head: converters come before the prefix.
-    return name if prefix is None else name
 
 
 def _random(

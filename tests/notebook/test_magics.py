@@ -214,6 +214,23 @@ def test_strict_lets_a_clean_cell_run_and_warns_about_nothing(shell, capsys, rec
     assert not [w for w in recwarn if issubclass(w.category, patchlab.errors.PatchlabWarning)]
 
 
+def test_strict_stops_a_cell_whose_key_matches_a_container(shell, capsys):
+    result = shell.run_cell(f"%%patched --strict .*Attention=MyAttention\nran = True\n{BUILD}")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "^Bert(?:Cross|Self)Attention$" in capsys.readouterr().err
+    assert "ran" not in shell.user_ns
+    assert_nothing_left(shell)
+
+
+def test_a_container_is_told_under_the_cell_with_the_narrower_key(shell, capsys):
+    shell.run_cell(f"%%patched .*Attention=MyAttention\n{BUILD}").raise_error()
+
+    printed = capsys.readouterr().out
+    assert "error: PL101" in printed
+    assert "^Bert(?:Cross|Self)Attention$" in printed
+
+
 def test_without_rules_what_is_registered_is_applied(shell, capsys):
     shell.run_cell("%patches register BertSelfAttention=MyAttention").raise_error()
 

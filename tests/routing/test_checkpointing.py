@@ -98,7 +98,7 @@ def test_backward_in_another_thread_after_another_forward(use_reentrant):
     enable_checkpointing(model, use_reentrant)
     with replay_routing(model, trace):
         loss = model(IDS).logits.pow(2).mean()
-    with torch.no_grad(), record_routing(model):
+    with record_routing(model):
         model(IDS.flip(0))
     thread = threading.Thread(target=loss.backward)
     thread.start()

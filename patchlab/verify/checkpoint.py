@@ -1,0 +1,336 @@
+"""Checkpoint checks: will these weights load into the patched model, and save again.
+
+Everything is found out before a tensor is read: the headers say names and shapes, the patched
+skeleton what the model wants, and transforms and initialization run on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from patchlab._upstream import weight_transforms
+from patchlab.apply.construct import Frame
+from patchlab.apply.conversions import check_conversions
+from patchlab.apply.swap_build import under
+from patchlab.errors import CheckpointError, FindingsError, TargetError
+from patchlab.mapping.registry import registered_mapping
+from patchlab.mapping.rules import PatchMapping
+from patchlab.model.skeleton import model_builder
+from patchlab.plan.findings import Finding, has_errors, ordered
+from patchlab.plan.plan import Replacement, grouped
+from patchlab.render.rows import Column, Row, Table, Tone
+from patchlab.render.shown import Shown
+from patchlab.verify.checkpoint_files import StoredCheckpoint, read_checkpoint
+from patchlab.verify.checkpoint_findings import (
+    class_findings,
+    constant_findings,
+    conversion_findings,
+    key_findings,
+    reversal_findings,
+)
+from patchlab.verify.checkpoint_keys import Loading, Mismatch, plan_loading
+from patchlab.verify.initializing import constants_of, find_initialized
+from patchlab.verify.reversibility import Reversal, check_reversals
+
+
+@dataclass(frozen=True, slots=True)
+class ClassWeights:
+    """What a load does for the modules of one replaced class; keys are those of the model.
+
+    Attributes:
+        key: The key of the rule.
+        original: The name of the original class.
+        replacement: The name of the replacement class.
+        modules: How many there are.
+        loaded: Keys that take a tensor of the checkpoint as it is.
+        converted: Keys that a conversion makes.
+        initialized: Missing keys that the replacement's `init_new_weights` sets.
+        random: Missing keys that the model initializes as it does its own, at random mostly.
+        uninitialized: Missing keys that nothing initializes: uninitialized memory.
+        dropped: Keys of the checkpoint that the originals would have taken.
+        constants: Buffers and plain tensors that `from_pretrained` loses.
+    """
+
+    key: str
+    original: str
+    replacement: str
+    modules: int
+    loaded: tuple[str, ...]
+    converted: tuple[str, ...]
+    initialized: tuple[str, ...]
+    random: tuple[str, ...]
+    uninitialized: tuple[str, ...]
+    dropped: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckpointReport(Shown):
+    """Whether a checkpoint loads into a patched model and saves again; made by `check_checkpoint`.
+
+    Attributes:
+        class_name: The class of the model.
+        num_keys: How many tensors the checkpoint has.
+        num_files: In how many files.
+        nbytes: Their size.
+        classes: What becomes of the weights of each replaced class.
+        missing: Keys of the model that the checkpoint lacks.
+        unexpected: Keys of the checkpoint that have no place in the model.
+        mismatched: Keys whose shapes differ.
+        reversals: Each conversion, run forward and back.
+        findings: What is wrong, errors first.
+    """
+
+    class_name: str
+    num_keys: int
+    num_files: int
+    nbytes: int
+    classes: tuple[ClassWeights, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[Mismatch, ...]
+    reversals: tuple[Reversal, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error: the weights load, and a save gives them back."""
+        return not has_errors(self.findings)
+
+    def check(self) -> CheckpointReport:
+        """Return the report if no finding is an error.
+
+        Raises:
+            FindingsError: There are errors; the message has them all.
+        """
+        errors = [finding for finding in self.findings if finding.severity == "error"]
+        if errors:
+            raise FindingsError("\n".join([self.verdict, *map(str, errors)]))
+        return self
+
+    @property
+    def verdict(self) -> str:
+        """The result in a line."""
+        files = f"{self.num_files} file{'s' * (self.num_files != 1)}"
+        parts = [f"{self.class_name}: {self.num_keys:,} tensors in {files}"]
+        counts = {
+            "missing": len(self.missing),
+            "unexpected": len(self.unexpected),
+            "mismatched": len(self.mismatched),
+        }
+        parts += [f"{count:,} {word}" for word, count in counts.items() if count]
+        if all(not count for count in counts.values()):
+            parts.append("every key has its place")
+        wrong = sum(not reversal.ok for reversal in self.reversals)
+        if wrong:
+            parts.append(f"{wrong} conversion{'s' * (wrong != 1)} would save corrupt weights")
+        elif self.reversals:
+            parts.append("all conversions reverse")
+        return " · ".join(parts)
+
+    def to_table(self) -> Table:
+        """Return a row for each replaced class and each conversion, findings below."""
+        rows = []
+        for item in self.classes:
+            bad = bool(item.uninitialized or item.constants)
+            cells = (
+                f"{item.original} → {item.replacement}",
+                str(item.modules),
+                str(len(item.loaded)),
+                str(len(item.converted)),
+                str(len(item.initialized)),
+                str(len(item.random)),
+                str(len(item.uninitialized)),
+                str(len(item.dropped)),
+            )
+            tone: Tone = "error" if bad else "warning" if item.dropped else "match"
+            note = "NOT initialized" if bad else "dropped" if item.dropped else "loaded"
+            title = ", ".join([*item.uninitialized, *item.constants, *item.dropped][:12])
+            rows.append(
+                Row(0, item.key, cells, tone, mark="✕" if bad else "●", note=note, title=title)
+            )
+        blank = ("",) * 6
+        for reversal in self.reversals:
+            said = "reverses" if reversal.ok else reversal.problem
+            tone = "ok" if reversal.ok else "error"
+            mark = "●" if reversal.ok else "✕"
+            rows.append(
+                Row(0, "conversion", (reversal.name, *blank[1:], ""), tone, mark=mark, note=said)
+            )
+        columns = (
+            Column("Key", mono=True),
+            Column("Class", mono=True),
+            *(
+                Column(title, "right")
+                for title in (
+                    "Modules",
+                    "Loaded",
+                    "Converted",
+                    "Own init",
+                    "Random",
+                    "NOT",
+                    "Dropped",
+                )
+            ),
+        )
+        verdict: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
+        return Table(
+            columns, tuple(rows), self.verdict, verdict, tuple(map(str, self.findings)), "State"
+        )
+
+
+def check_checkpoint(
+    target: Any,
+    checkpoint: str | Path | None = None,
+    mapping: dict[str, type[nn.Module]] | None = None,
+    *,
+    conversions: dict[str, list[Any]] | None = None,
+) -> CheckpointReport:
+    """Find out whether a checkpoint loads into a patched model, before a tensor is read.
+
+    Keys go through transformers' own renaming and conversions on a patched skeleton. Each
+    conversion is run forward and back on random tensors of the real shapes, since one that does not
+    reverse saves a corrupt checkpoint. New parameters and constants that a load would leave as
+    uninitialized memory are found.
+
+    Args:
+        target: A model, a config, a folder or a model id.
+        checkpoint: A safetensors file, an index, a folder or the id of a model in the local cache;
+            None for `target` itself.
+        mapping: Key → replacement class; None for what is registered.
+        conversions: Model type or class name → weight conversions, as for `patched`.
+
+    Returns:
+        A report with `.ok`, `.findings`, `.classes`, `.missing`, `.unexpected`, `.mismatched`.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or is a pickle.
+        TargetError: The target cannot be built.
+    """
+    if checkpoint is None:
+        if not isinstance(target, str | Path):
+            raise CheckpointError(
+                f"no checkpoint is given, and {type(target).__name__} is not the folder of one. "
+                f"Give a folder, a file or a model id as `checkpoint`."
+            )
+        checkpoint = target
+    rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
+    given = check_conversions(conversions)
+    stored = read_checkpoint(checkpoint)
+    build, config = model_builder(target)
+    frame = Frame(rules, conversions=given)
+
+    def work() -> CheckpointReport:
+        try:
+            model = build(config)
+        except Exception as error:
+            raise TargetError(
+                f"the patched model cannot be built: {type(error).__name__}: {error}. "
+                f"patchlab.preview says more."
+            ) from error
+        return _report(model, stored, rules, frame)
+
+    return under(frame, work)
+
+
+def _report(
+    model: nn.Module, stored: StoredCheckpoint, rules: PatchMapping, frame: Frame
+) -> CheckpointReport:
+    transforms = weight_transforms(model)
+    loading = plan_loading(model, stored.tensors, transforms)
+    reversals = check_reversals(model, stored.tensors, loading, transforms)
+    classes = _class_weights(model, loading, _replacements(model, frame))
+    findings = [
+        *key_findings(loading, classes),
+        *class_findings(classes, model),
+        *constant_findings(classes),
+        *reversal_findings(reversals, frame.conversions, model),
+        *conversion_findings(model, stored.tensors, loading, transforms, frame.conversions),
+    ]
+    return CheckpointReport(
+        class_name=type(model).__name__,
+        num_keys=len(stored.tensors),
+        num_files=len(stored.files),
+        nbytes=sum(tensor.nbytes for tensor in stored.tensors.values()),
+        classes=classes,
+        missing=loading.missing,
+        unexpected=loading.unexpected,
+        mismatched=loading.mismatched,
+        reversals=tuple(reversal for _, reversal in reversals),
+        findings=ordered(findings),
+    )
+
+
+def _replacements(model: nn.Module, frame: Frame) -> tuple[Replacement, ...]:
+    by_id = {
+        id(module): replaced
+        for replaced in frame.replaced
+        if (module := replaced.module()) is not None
+    }
+    return grouped(
+        (fqn, replaced.original, replaced.rule)
+        for fqn, module in model.named_modules()
+        if (replaced := by_id.get(id(module))) is not None
+    )
+
+
+def _class_weights(
+    model: nn.Module, loading: Loading, replacements: tuple[Replacement, ...]
+) -> tuple[ClassWeights, ...]:
+    replaced = {fqn: i for i, r in enumerate(replacements) for fqn in r.fqns}
+    keys = _by_class(loading.state, replaced, len(replacements))
+    gone: list[list[str]] = [[] for _ in replacements]
+    for key in loading.unexpected:
+        place = _innermost(loading.carried.unexpected[key], replaced)
+        if place is None:
+            place = _innermost(key, replaced)
+        if place is not None:
+            gone[place].append(key)
+    missing = set(loading.missing)
+    weights = []
+    for i, replacement in enumerate(replacements):
+        found = find_initialized(model, replacement.fqns)
+        written = found.by_model | found.by_own
+        buffers, plain = constants_of(model, replacement.fqns)
+        lacking = [key for key in keys[i] if key in missing]
+        weights.append(
+            ClassWeights(
+                key=replacement.key,
+                original=replacement.original.__name__,
+                replacement=replacement.replacement.__name__,
+                modules=len(replacement.fqns),
+                loaded=tuple(key for key in keys[i] if key in loading.loaded),
+                converted=tuple(key for key in keys[i] if key in loading.converted),
+                initialized=tuple(key for key in lacking if key in found.by_own),
+                random=tuple(k for k in lacking if k in found.by_model - found.by_own),
+                uninitialized=tuple(key for key in lacking if key not in written),
+                dropped=tuple(gone[i]),
+                constants=(*(name for name in buffers if name not in written), *plain),
+            )
+        )
+    return tuple(weights)
+
+
+def _by_class(keys: Iterable[str], replaced: dict[str, int], number: int) -> list[list[str]]:
+    """Sort keys by the replacement whose module they are below."""
+    found: list[list[str]] = [[] for _ in range(number)]
+    for key in keys:
+        place = _innermost(key, replaced)
+        if place is not None:
+            found[place].append(key)
+    return found
+
+
+def _innermost(key: str, replaced: dict[str, int]) -> int | None:
+    """Return the replacement of the innermost replaced module that a key is below."""
+    path = key
+    while path:
+        path = path.rpartition(".")[0]
+        if path in replaced:
+            return replaced[path]
+    return None
