@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from patchlab.routing.replay import replay_routing
     from patchlab.routing.trace import RoutingTrace
     from patchlab.verify.checkpoint import CheckpointReport, check_checkpoint
+    from patchlab.verify.outputs import OutputComparison, compare_outputs
     from patchlab.verify.preview import Preview, preview
     from patchlab.verify.status import Status, status
 
@@ -57,6 +58,8 @@ _HOMES = {
     "TreeDiff": "patchlab.model.diff",
     "check_checkpoint": "patchlab.verify.checkpoint",
     "CheckpointReport": "patchlab.verify.checkpoint",
+    "compare_outputs": "patchlab.verify.outputs",
+    "OutputComparison": "patchlab.verify.outputs",
     "preview": "patchlab.verify.preview",
     "Preview": "patchlab.verify.preview",
     "survey": "patchlab.plan.survey",
@@ -78,6 +81,7 @@ __all__ = [
     "CheckpointReport",
     "Finding",
     "ModuleTree",
+    "OutputComparison",
     "PatchReport",
     "Preview",
     "RoutingTrace",
@@ -88,6 +92,7 @@ __all__ = [
     "apply_patches",
     "check_checkpoint",
     "clear_patch_mapping",
+    "compare_outputs",
     "concatenate_by_config",
     "diff_trees",
     "get_patch_mapping",

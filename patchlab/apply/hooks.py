@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
@@ -40,10 +41,12 @@ __all__ = [
     "register_patch_mapping",
     "release",
     "unregister_patch_mapping",
+    "without_registered",
 ]
 
 LOCK = threading.RLock()
 _holders: set[Hashable] = set()
+_without_registered: ContextVar[bool] = ContextVar("patchlab_without_registered", default=False)
 
 
 def hold(holder: Hashable) -> None:
@@ -85,14 +88,36 @@ def _bind() -> None:
 
 
 @contextmanager
+def without_registered() -> Iterator[None]:
+    """Build inside the block under the open scopes alone, whatever is registered, and by whom.
+
+    A model with sub-models calls `from_config` for each from its constructor, so leaving
+    `from_config` out at the top is not enough.
+    """
+    holder = object()
+    token = _without_registered.set(True)
+    try:
+        hold(holder)
+        yield
+    finally:
+        _without_registered.reset(token)
+        release(holder)
+
+
+@contextmanager
 def _build_context() -> Iterator[None]:
     """Stand in for `apply_patches` around one build: the registered rules, if not on yet.
 
     A vision-language model calls this once more for each sub-model.
     """
     mapping = registered_mapping()
-    if not len(mapping) or any(
-        frame.registered and frame.mapping.to_dict() == mapping.to_dict() for frame in open_frames()
+    if (
+        not len(mapping)
+        or _without_registered.get()
+        or any(
+            frame.registered and frame.mapping.to_dict() == mapping.to_dict()
+            for frame in open_frames()
+        )
     ):
         yield
         return

@@ -14,8 +14,9 @@ from typing import Any
 from torch import nn
 
 from patchlab.apply.construct import Frame, Replaced
+from patchlab.apply.hooks import without_registered
 from patchlab.model.diff import TreeDiff, diff_trees
-from patchlab.model.skeleton import original_skeleton
+from patchlab.model.skeleton import original_skeleton, without_scopes
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.loaded import loaded_overmatches
@@ -55,7 +56,12 @@ class ModelReport:
             TargetError: The model is gone, or has no config to build the unpatched one from.
         """
         originals = [r.original for r in self.replacements if "" in r.fqns]
-        return diff_trees(*original_skeleton(self.reference(), self.class_name, originals))
+
+        def both() -> tuple[nn.Module, nn.Module]:
+            with without_registered():
+                return original_skeleton(self.reference(), self.class_name, originals)
+
+        return diff_trees(*without_scopes(both))
 
     @property
     def summary(self) -> str:

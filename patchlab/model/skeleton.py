@@ -112,7 +112,9 @@ def without_scopes(build: Callable[..., T], *args: Any) -> T:
 def original_skeleton(
     model: nn.Module | None, class_name: str, root_originals: Iterable[type[nn.Module]]
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the unpatched skeleton of a patched model, and the model.
+    """Return the skeleton of a patched model's original, and the model.
+
+    To be called outside of every scope, or the skeleton is patched as well.
 
     Args:
         model: The model, None if it is gone.
@@ -134,7 +136,7 @@ def original_skeleton(
             f"a {class_name} has no config to build the unpatched one from. Compare trees instead: "
             f"patchlab.diff_trees(before, after)."
         )
-    return without_scopes(_on_meta(cls), config), model
+    return _on_meta(cls)(config), model
 
 
 def _on_meta(cls: type[nn.Module]) -> Callable[[Any], nn.Module]:

@@ -2,7 +2,8 @@
 
 It is the one part of the form that needs the browser: only there can the clipboard be written. It
 also tells JupyterLab to leave the keys alone that are pressed in the form, where Enter on a button
-would otherwise begin to edit the cell.
+would otherwise begin to edit the cell; and it says whether the form is on the screen, so that one
+whose cell has been run again does not go on working.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ export default {
     model.on("change:code", draw);
     draw();
     el.append(button);
+    model.send({ type: "shown" });
     const frame = requestAnimationFrame(() => {
       for (let at = el.closest(FRAME); at; at = at.parentElement?.closest(FRAME)) {
         at.dataset.lmSuppressShortcuts = "true";
@@ -50,6 +52,7 @@ export default {
     });
     return () => {
       cancelAnimationFrame(frame);
+      model.send({ type: "hidden" });
       model.off("change:code", draw);
     };
   },
@@ -64,21 +67,33 @@ class CopyButton(anywidget.AnyWidget):
 
     code = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, on_copy: Callable[[], None], **traits: Any) -> None:
+    def __init__(self, on_copy: Callable[[], None], on_shown: Callable[[], None]) -> None:
         """Make the button.
 
         Args:
             on_copy: Called when it is clicked, also with nothing to copy.
-            **traits: Initial traits.
+            on_shown: Called when it comes on the screen.
         """
-        super().__init__(**traits)
-        self._on_copy = on_copy
+        super().__init__()
+        self._on_copy, self._on_shown = on_copy, on_shown
+        self._views: int | None = None
         self.on_msg(self._receive)
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether it was on a screen and is on none any more."""
+        return self._views == 0
 
     def click(self) -> None:
         """Do what a click does, but for the clipboard."""
         self._on_copy()
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        if isinstance(content, dict) and content.get("type") == "copy":
+        kind = content.get("type") if isinstance(content, dict) else None
+        if kind == "copy":
             self.click()
+        elif kind == "shown":
+            self._views = (self._views or 0) + 1
+            self._on_shown()
+        elif kind == "hidden":
+            self._views = max(0, (self._views or 0) - 1)

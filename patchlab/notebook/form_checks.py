@@ -121,7 +121,7 @@ def answer(
     if question.class_name:
         try:
             replacement = find_class(question.class_name, namespace)
-            told = replace(told, class_note=_class_note(replacement))
+            told = replace(told, class_note=_class_note(question.class_name, replacement))
         except PatchlabError as error:
             told = replace(told, class_problem=str(error))
     if question.key:
@@ -223,6 +223,6 @@ def _survey_findings(found: Survey, loaded: list[type]) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys([*narrower, *found.findings]))
 
 
-def _class_note(cls: type[nn.Module]) -> str:
-    takes = ", ".join(constructor_parameters(cls))
-    return f"{cls.__module__}{SEPARATOR}built with ({takes})"
+def _class_note(name: str, cls: type[nn.Module]) -> str:
+    place = "" if SEPARATOR in name else f"{cls.__module__}{SEPARATOR}"
+    return f"{place}built with ({', '.join(constructor_parameters(cls))})"

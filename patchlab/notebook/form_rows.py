@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -14,21 +14,28 @@ from patchlab.plan.findings import Finding
 from patchlab.render.html import text_html
 from patchlab.render.numbers import count
 
-MOST_FINDINGS = 6
+MOST_FINDINGS = 4
 
 
-def finding_list(
-    findings: Iterable[Finding], on_suggestion: Callable[[str], None]
+def finding_cards(
+    findings: Sequence[Finding],
+    on_suggestion: Callable[[str], None],
+    on_more: Callable[[], None] | None,
 ) -> list[widgets.Widget]:
-    """Make a card for each finding, with a button for its suggestion; the rest is counted."""
-    found = list(findings)
-    cards: list[widgets.Widget] = []
-    for finding in found[:MOST_FINDINGS]:
-        cards.append(widgets.HTML(finding_html(finding)))
-        if finding.suggestion:
-            cards.append(_suggestion_button(finding.suggestion, on_suggestion))
-    if len(found) > MOST_FINDINGS:
-        cards.append(widgets.HTML(line_html(f"… {count(len(found) - MOST_FINDINGS, 'more')}")))
+    """Make a card for each finding, with a button for its suggestion.
+
+    Args:
+        findings: All of them, in the order in which they are shown.
+        on_suggestion: Called with the key of a suggestion that is clicked.
+        on_more: Called when the rest is asked for, which is only counted; None to show it all.
+    """
+    shown = findings[:MOST_FINDINGS] if on_more is not None else findings
+    cards = [_card(finding, on_suggestion) for finding in shown]
+    left = len(findings) - len(shown)
+    if left and on_more is not None:
+        more = _link(f"Show {count(left, 'more finding')}", "")
+        more.on_click(lambda _: on_more())
+        cards.append(more)
     return cards
 
 
@@ -45,10 +52,9 @@ def entry_row(
         if text:
             parts.append(f'<small data-tone="{tone}">{text_html(text)}</small>')
     if entry.is_ours:
-        end: widgets.Widget = widgets.Button(
-            description="Unregister", tooltip=f"patchlab.unregister_patch_mapping({entry.key!r})"
+        end: widgets.Widget = _link(
+            "Unregister", f"patchlab.unregister_patch_mapping({entry.key!r})"
         )
-        end.add_class("patchlab-link")
         end.on_click(lambda _: on_unregister(entry.key))
     else:
         end = widgets.HTML(line_html("not ours"))
@@ -78,11 +84,22 @@ def close_all(shown: Iterable[widgets.Widget]) -> None:
         widget.close()
 
 
-def _suggestion_button(key: str, on_suggestion: Callable[[str], None]) -> widgets.Button:
-    button = widgets.Button(description=f"Use {key}", tooltip="Put this key into the form")
+def _card(finding: Finding, on_suggestion: Callable[[str], None]) -> widgets.Widget:
+    parts: list[widgets.Widget] = [widgets.HTML(finding_html(finding))]
+    if finding.suggestion:
+        button = _link(f"Use {finding.suggestion}", "Put this key into the form")
+        button.add_class("patchlab-key")
+        button.on_click(lambda _: on_suggestion(finding.suggestion))
+        parts.append(button)
+    card = widgets.Box(parts)
+    card.add_class("patchlab-card")
+    card.add_class(f"patchlab-{finding.severity}")
+    return card
+
+
+def _link(text: str, tooltip: str) -> widgets.Button:
+    button = widgets.Button(description=text, tooltip=tooltip)
     button.add_class("patchlab-link")
-    button.add_class("patchlab-key")
-    button.on_click(lambda _: on_suggestion(key))
     return button
 
 

@@ -83,7 +83,7 @@ CSS = """
   .widget-checkbox .widget-label:not(:has(input)) { display: none; }
   .widget-label-basic { padding: 0; }
 
-  .patchlab-button, .widget-button { width: auto; height: 28px; margin: 0; padding: 0 11px;
+  .patchlab-button, .widget-button { width: auto; height: 28px; margin: 0; padding: 0 10px;
     font: 600 12px/26px var(--sans); color: var(--fg); background: var(--faint);
     border: 1px solid var(--edge); border-radius: 5px; box-shadow: none; cursor: pointer; }
   .widget-button:hover:enabled, .patchlab-button:hover {
@@ -107,8 +107,13 @@ CSS = """
 
   .patchlab-row { display: flex; flex-flow: row wrap; gap: 6px; align-items: center; }
   .patchlab-stack { display: flex; flex-flow: column; gap: 6px; }
-  .patchlab-use { padding: 0 10px 6px; margin-top: -6px; border-left: 3px solid var(--tone);
-    border-radius: 0 0 5px 0; }
+  .patchlab-card { display: flex; flex-flow: column; gap: 3px; align-items: flex-start;
+    padding: 6px 10px; border-left: 3px solid var(--tone); border-radius: 0 5px 5px 0;
+    background: color-mix(in srgb, var(--tone) var(--on), var(--bg)); }
+  .patchlab-card strong { display: block; color: var(--tone); font-size: 12px; font-weight: 600; }
+  .patchlab-error { --tone: var(--error); }
+  .patchlab-warning { --tone: var(--warning); }
+  .patchlab-info { --tone: var(--dim); }
   .patchlab-entries { display: flex; flex-flow: column; gap: 0; }
   .patchlab-entries h4, .patchlab-entries .head { margin: 0 0 4px; font: 600 12px var(--sans);
     color: var(--dim); }
@@ -125,7 +130,7 @@ CSS = """
 @keyframes patchlab-turn { to { transform: rotate(1turn); } }
 .patchlab-form { display: flex; flex-flow: column; gap: 10px; max-width: 560px; margin: 2px 0;
   padding: 12px 14px; border: 1px solid var(--line); border-radius: 6px; overflow: visible; }
-.patchlab-form > .widget-vbox:not(:has(*)), .patchlab-hidden { display: none !important; }
+.patchlab-form > .widget-box:not(:has(*)), .patchlab-hidden { display: none !important; }
 
 .patchlab-lab { display: block; container: patchlab-lab / inline-size; margin: 2px 0;
   border: 1px solid var(--line); border-radius: 6px; overflow: hidden;
@@ -133,7 +138,7 @@ CSS = """
     padding: 8px 14px; background: var(--faint); border-bottom: 1px solid var(--line); }
   .patchlab-head > .widget-html { flex: 1 1 300px; }
   .verdict { display: flex; gap: 10px; align-items: baseline; }
-  .patchlab-panes { display: grid; grid-template-columns: minmax(0, 1fr) 340px;
+  .patchlab-panes { display: grid; grid-template-columns: minmax(0, 1fr) clamp(312px, 34%, 360px);
     align-items: stretch; overflow: visible; }
   .patchlab-panes > * { min-width: 0; width: auto; }
   .patchlab-panes.patchlab-alone { grid-template-columns: minmax(0, 1fr); }
@@ -182,8 +187,8 @@ def finding_html(finding: Finding) -> str:
     """Write a finding: its severity by color, sign and word."""
     sign = _SIGNS[finding.severity]
     return (
-        f'<div class="said" data-tone="{finding.severity}"><strong><span aria-hidden="true">{sign} '
-        f'</span><span class="unseen">{finding.severity}: </span>{finding.code} '
+        f'<div><strong><span aria-hidden="true">{sign} </span>'
+        f'<span class="unseen">{finding.severity}: </span>{finding.code} '
         f"{text_html(finding.title)}</strong>{text_html(finding.message)}</div>"
     )
 

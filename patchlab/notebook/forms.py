@@ -27,7 +27,6 @@ from patchlab.mapping.registry import (
     registry_state,
 )
 from patchlab.mapping.rules import check_key
-from patchlab.notebook.copy_button import CopyButton
 from patchlab.notebook.form_checks import (
     Answer,
     Question,
@@ -37,23 +36,15 @@ from patchlab.notebook.form_checks import (
     class_part,
     find_class,
 )
-from patchlab.notebook.form_rows import close_all, entry_row, finding_list, stale_note
+from patchlab.notebook.form_parts import FormParts
+from patchlab.notebook.form_rows import close_all, stale_note
 from patchlab.notebook.form_state import Step, undo_step
-from patchlab.notebook.form_style import (
-    busy_html,
-    code_html,
-    error_html,
-    line_html,
-    note_html,
-    style_html,
-)
 from patchlab.notebook.latest import Latest, Tell
 from patchlab.notebook.patches_line import Registered
 from patchlab.plan.findings import Finding
 
 __all__ = ["PatchForm", "patch_form"]
 
-# What a button may show instead of raising; an interrupt still ends the cell or the handler.
 _open: WeakSet[PatchForm] = WeakSet()
 
 
@@ -66,6 +57,7 @@ class PatchForm(widgets.VBox):
         overwrite: The switch for keys that are registered already.
         button: The button that registers.
         copy: The button that copies `to_code()`.
+        on_screen: The part by which the form knows that it is on no screen any more.
         actions: The row of buttons.
         error: What went wrong last, "" after anything that went well; shown in the form.
         answer: What there is to say about key and class.
@@ -90,9 +82,27 @@ class PatchForm(widgets.VBox):
         self._steps: list[Step] = []
         self._seen: tuple[Any, ...] = ()
         self._callbacks: list[Callable[[Answer], object]] = []
-        self._latest = Latest(self._show_answer, self._show_failure, self._show_progress)
-        super().__init__(self._make(), answer=Answer(Question("", "")))
+        self._latest = Latest(
+            self._show_answer, self._show_failure, lambda s: self._parts.show_progress(s)
+        )
+        parts = FormParts(lambda: self.guarded(self._show_code), self.refresh)
+        self._parts, self.key, self.cls, self.overwrite = (
+            parts,
+            parts.key,
+            parts.cls,
+            parts.overwrite,
+        )
+        self.button, self.copy, self.actions = parts.register, parts.copy, parts.actions
+        self.on_screen = parts.copy
+        super().__init__(parts.all, answer=Answer(Question("", "")))
         self.add_class("patchlab-form")
+        for button, action in (
+            (parts.register, self.register),
+            (parts.clear, self.clear),
+            (parts.undo, self.undo),
+            (parts.cancel, self.cancel),
+        ):
+            button.on_click(lambda _, action=action: self.guarded(action))
         for field in (self.key, self.cls, self.overwrite):
             field.observe(self._changed, "value")
         self.observe(self._show_error, "error")
@@ -100,50 +110,6 @@ class PatchForm(widgets.VBox):
             self._shell.events.register("post_run_cell", self._after_cell)
         _open.add(self)
         self.refresh()
-
-    def _make(self) -> list[widgets.Widget]:
-        wide = {"description_width": "initial"}
-        self.key = widgets.Text(
-            description="Key: exact class name or pattern",
-            placeholder="LlamaMLP or ^Llama(MLP|Attention)$",
-            style=wide,
-        )
-        self.cls = widgets.Combobox(
-            description="Replacement", placeholder="a class of this notebook", style=wide
-        )
-        self.overwrite = widgets.Checkbox(
-            description="Overwrite a key that is registered", indent=False
-        )
-        self.button = _button("Register", self.register, self._guarded, "patchlab-first")
-        self.copy = CopyButton(lambda: self._guarded(self._show_code))
-        self.actions = _stack([self.button, self.copy], "patchlab-row")
-        self._match_line, self._class_line = widgets.HTML(), widgets.HTML()
-        self._message, self._code, self._busy = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.cancel_button = _button("Cancel", self.cancel, self._guarded, "patchlab-link")
-        self._progress = _stack([self._busy, self.cancel_button], "patchlab-row")
-        self._progress.layout.display = "none"
-        self._findings = _stack([], "patchlab-stack")
-        self.clear_button = _button("Clear all", self.clear, self._guarded, "patchlab-link")
-        self.undo_button = _button("Undo", self.undo, self._guarded, "patchlab-link")
-        self.clear_button.tooltip = "patchlab.clear_patch_mapping()"
-        self._rows = _stack([], "patchlab-stack")
-        self._rows.add_class("patchlab-entries")
-        ends = _stack([self.clear_button, self.undo_button], "patchlab-row")
-        style = widgets.HTML(style_html())
-        style.add_class("patchlab-hidden")
-        return [
-            style,
-            _stack([self.key, self._match_line], "patchlab-stack"),
-            _stack([self.cls, self._class_line], "patchlab-stack"),
-            self.overwrite,
-            self.actions,
-            self._message,
-            self._code,
-            self._progress,
-            self._findings,
-            self._rows,
-            ends,
-        ]
 
     @property
     def entries(self) -> tuple[RegisteredEntry, ...]:
@@ -155,6 +121,11 @@ class PatchForm(widgets.VBox):
         """What is wrong with the key and the class, or worth knowing."""
         found: tuple[Finding, ...] = self.answer.findings
         return found
+
+    @property
+    def message(self) -> str:
+        """What the form says about the last thing done with it, as HTML."""
+        return self._parts.message
 
     @property
     def busy(self) -> bool:
@@ -250,8 +221,11 @@ class PatchForm(widgets.VBox):
     def refresh(self) -> None:
         """Show the registry and the classes to choose from as they are now.
 
-        Called after each cell and each change made with a form.
+        Called after each cell and each change made with a form. A form whose output is gone waits
+        until it is shown again.
         """
+        if self.on_screen.was_closed:
+            return
         options = class_options(self.namespace)
         if self.cls.options != tuple(options):
             self.cls.options = tuple(options)
@@ -261,9 +235,14 @@ class PatchForm(widgets.VBox):
         seen = (entries, stale, chosen)
         if seen != self._seen:
             self._seen = seen
-            self._show_entries(entries)
+            self._parts.show_entries(entries, self.namespace, self._unregister_clicked)
             self._ask()
-        self._show_steps()
+        last = self._steps[-1].name if self._steps else None
+        self._parts.show_steps(bool(entries), last)
+
+    def show_all_findings(self) -> None:
+        """Show the findings that were only counted."""
+        self._show_findings(None)
 
     def on_answer(self, callback: Callable[[Answer], object]) -> None:
         """Call back with each answer, as it is shown."""
@@ -299,9 +278,6 @@ class PatchForm(widgets.VBox):
 
     def guarded(self, action: Callable[[], object]) -> None:
         """Do what a button stands for, and show what goes wrong in the form."""
-        self._guarded(action)
-
-    def _guarded(self, action: Callable[[], object]) -> None:
         self.error = ""
         try:
             action()
@@ -330,7 +306,8 @@ class PatchForm(widgets.VBox):
 
     def _changed(self, change: Any) -> None:
         self.error = ""
-        self._code.value = ""
+        self._parts.show_code("")
+        self._parts.show_note("")
         try:
             code = self.to_code()
         except PatchlabError:
@@ -340,57 +317,34 @@ class PatchForm(widgets.VBox):
             self._ask()
 
     def _show_code(self) -> None:
-        self._code.value = code_html(self.to_code())
+        self._parts.show_code(self.to_code())
 
     def _show_answer(self, told: Answer) -> None:
-        self._match_line.value = line_html(told.problem, "error") or line_html(told.matches)
-        self._class_line.value = line_html(told.class_problem, "warning") or line_html(
-            told.class_note
-        )
-        (self.key.add_class if told.problem else self.key.remove_class)("patchlab-wrong")
-        old = self._findings.children
-        self._findings.children = finding_list(
-            told.findings, lambda key: self._guarded(lambda: self.use_suggestion(key))
-        )
-        close_all(old)
+        self._parts.show_key(told.problem, told.matches)
+        self._parts.show_class(told.class_problem, told.class_note)
         self.answer = told
+        self._show_findings(self.show_all_findings)
         for callback in self._callbacks:
             callback(told)
+
+    def _show_findings(self, on_more: Callable[[], None] | None) -> None:
+        self._parts.show_findings(
+            self.findings, lambda key: self.guarded(lambda: self.use_suggestion(key)), on_more
+        )
 
     def _show_failure(self, error: Exception) -> None:
         is_ours = isinstance(error, PatchlabError)
         self.error = str(error) if is_ours else f"{type(error).__name__}: {error}"
 
-    def _show_progress(self, seconds: int | None) -> None:
-        self._progress.layout.display = "none" if seconds is None else None
-        if seconds is not None:
-            self._busy.value = busy_html(f"Looking into it … {seconds} s")
-
     def _show_error(self, _change: Any) -> None:
-        self._message.value = error_html(self.error)
+        self._parts.show_error(self.error)
 
     def _say(self, text: str) -> None:
         self.error = ""
-        self._message.value = note_html(text)
-
-    def _show_entries(self, entries: tuple[RegisteredEntry, ...]) -> None:
-        old = self._rows.children
-        head = "Registered" if entries else "Nothing is registered."
-        title = widgets.HTML(f'<p class="head">{head}</p>')
-        self._rows.children = [
-            title,
-            *(entry_row(entry, self.namespace, self._unregister_clicked) for entry in entries),
-        ]
-        close_all(old)
+        self._parts.show_note(text)
 
     def _unregister_clicked(self, key: str) -> None:
-        self._guarded(lambda: self.unregister(key))
-
-    def _show_steps(self) -> None:
-        self.clear_button.disabled = not self.entries
-        self.undo_button.disabled = not self._steps
-        name = f"Undo {self._steps[-1].name}" if self._steps else "Undo"
-        self.undo_button.description = name
+        self.guarded(lambda: self.unregister(key))
 
     def _after_cell(self, _result: Any) -> None:
         self.refresh()
@@ -415,21 +369,3 @@ def _refresh_all() -> None:
 def _user_namespace(shell: Any) -> Mapping[str, Any]:
     namespace: Mapping[str, Any] = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
     return namespace
-
-
-def _button(
-    name: str,
-    action: Callable[[], object],
-    guarded: Callable[[Callable[[], object]], None],
-    look: str,
-) -> widgets.Button:
-    button = widgets.Button(description=name)
-    button.add_class(look)
-    button.on_click(lambda _: guarded(action))
-    return button
-
-
-def _stack(children: list[widgets.Widget], look: str) -> widgets.Box:
-    box = widgets.Box(children)
-    box.add_class(look)
-    return box

@@ -64,7 +64,8 @@ class Lab(widgets.VBox):
         self.undo_button = widgets.Button(description="Undo", tooltip="Put the old modules back")
         self.apply_button.on_click(lambda _: self.form.guarded(self.apply))
         self.undo_button.on_click(lambda _: self.form.guarded(self.undo))
-        self.copy = CopyButton(lambda: self.form.guarded(self._show_code))
+        self.copy = CopyButton(lambda: self.form.guarded(self._show_code), self.form.refresh)
+        self.form.on_screen = self.copy
         self._verdict, self._code = widgets.HTML(), widgets.HTML()
         super().__init__(self._make())
         self.add_class("patchlab-lab")

@@ -130,7 +130,7 @@ def _decoded(model: nn.Module, data: Any) -> torch.Tensor:
         ) from error
     sites = _one_per_layer(find_routers(model))
     top_k = sites[0].top_k
-    widths = dict.fromkeys((num_layers(model), len(sites)))
+    widths = dict.fromkeys((num_layers(model, sites), len(sites)))
     fitting = [width for width in widths if width and flat.size % (width * top_k) == 0]
     good = []
     for width in fitting:
@@ -281,7 +281,7 @@ def _routed_layers(
     model: nn.Module, sites: Sequence[RouterSite], array: torch.Tensor
 ) -> torch.Tensor:
     """Return the layers with a router, `(num_tokens, routers, top_k)`."""
-    top_k, every = sites[0].top_k, num_layers(model)
+    top_k, every = sites[0].top_k, num_layers(model, sites)
     if array.dim() != 3 or array.shape[2] != top_k or array.shape[1] not in (every, len(sites)):
         layers = f"{len(sites)}" if every in (0, len(sites)) else f"{every} or {len(sites)}"
         raise RoutingError(
@@ -302,7 +302,7 @@ def _trace(
     routers = tuple(
         router for site in sites for router in routers_of([site], site.owner or "model")
     )
-    routes = Routes(routers, indices, blocks, model_type(model), num_layers(model))
+    routes = Routes(routers, indices, blocks, model_type(model), num_layers(model, sites))
     check_routes(routes)
     has_live = any(bool((index < 0).any()) for index in indices.values())
     dtype = smallest_dtype(max(site.num_experts for site in sites), has_live=has_live)

@@ -123,7 +123,7 @@ def join_passes(
         indices=_one_dtype(sites, indices),
         blocks=blocks,
         model_type=model_type(model),
-        num_layers=num_layers(model),
+        num_layers=num_layers(model, sites),
     )
 
 
@@ -219,8 +219,22 @@ def model_type(model: nn.Module) -> str:
     return str(getattr(_text_config(model), "model_type", "") or "")
 
 
-def num_layers(model: nn.Module) -> int:
-    """Return the number of layers a model's text config names, 0 if it has no config."""
+def num_layers(model: nn.Module, sites: Sequence[RouterSite]) -> int:
+    """Return how many layers stand beside the last router's, itself included; 0 if unknown.
+
+    Counted in the model and not taken from its config, where the number may be of something else:
+    `num_hidden_layers` of LongCat-Flash counts each of its layers twice.
+    """
+    site = sites[-1]
+    inside = site.fqn.removeprefix(site.owner + ".") if site.owner else site.fqn
+    parts = inside.split(".")
+    ends = [place for place, part in enumerate(parts) if part.isdigit()]
+    try:
+        layers = site.owner_module.get_submodule(".".join(parts[: ends[0]])) if ends else None
+    except AttributeError:
+        layers = None  # A wrapper in between.
+    if layers is not None:
+        return len(list(layers.children()))
     number = getattr(_text_config(model), "num_hidden_layers", None)
     return number if isinstance(number, int) else 0
 

@@ -64,10 +64,11 @@ class Recorder(Watcher):
             return
         tokens, notes = running
         if not notes:
+            first = next(site for site in self._order if site.owner == owner)
             raise RoutingError(
-                f"none of the routers of {owner or type(self._model).__name__} ran in its forward "
-                f"of {tokens}, the first being {self._order[0].fqn}. A kernel or a patch has "
-                f"probably replaced the block around them; load the model without it."
+                f"none of the routers of {type(first.owner_module).__name__} ran in its forward "
+                f"of {tokens}, the first being {first.fqn}. A kernel or a patch has probably "
+                f"replaced the block around them; load the model without it."
             )
         self.passes.append(RecordedPass.of(owner, tokens, notes, self._dtype))
 
@@ -84,7 +85,8 @@ def record_routing(model: nn.Module, *, side_towers: bool = False) -> Iterator[R
     """Record which experts each token goes to, for every forward of a model inside a block.
 
     Works on any model whose routers `find_routers` finds, built and loaded in any way; nothing is
-    rebuilt and no weight is touched. `generate` is recorded as the sequences it makes. Inside
+    rebuilt and no weight is touched. `generate` is recorded as the sequences it makes (with
+    `use_cache=False` it runs each prefix anew, and that is what is recorded). Inside
     `replay_routing` what is imposed is recorded.
 
     It is recorded what runs in this thread (or task): each thread may record for itself, on one

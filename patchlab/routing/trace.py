@@ -8,7 +8,7 @@ turn it into other forms and back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,6 @@ class Routes:
     blocks: Mapping[str, tuple[TokenBlock, ...]]
     model_type: str = ""
     num_layers: int = 0
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def smallest_dtype(num_experts: int, *, has_live: bool) -> torch.dtype:

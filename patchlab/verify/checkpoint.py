@@ -138,7 +138,7 @@ class CheckpointReport(Shown):
         rows = []
         for item in self.classes:
             bad = bool(item.uninitialized or item.constants)
-            cells = (
+            counted = (
                 f"{item.original} → {item.replacement}",
                 str(item.modules),
                 str(len(item.loaded)),
@@ -151,32 +151,19 @@ class CheckpointReport(Shown):
             tone: Tone = "error" if bad else "warning" if item.dropped else "match"
             note = "NOT initialized" if bad else "dropped" if item.dropped else "loaded"
             title = ", ".join([*item.uninitialized, *item.constants, *item.dropped][:12])
-            rows.append(
-                Row(0, item.key, cells, tone, mark="✕" if bad else "●", note=note, title=title)
-            )
-        blank = ("",) * 6
+            mark = "✕" if bad else "●"
+            rows.append(Row(0, item.key, counted, tone, mark=mark, note=note, title=title))
+        blank = ("",) * 7
         for reversal in self.reversals:
             said = "reverses" if reversal.ok else reversal.problem
             tone = "ok" if reversal.ok else "error"
             mark = "●" if reversal.ok else "✕"
-            rows.append(
-                Row(0, "conversion", (reversal.name, *blank[1:], ""), tone, mark=mark, note=said)
-            )
+            rows.append(Row(0, "conversion", (reversal.name, *blank), tone, mark=mark, note=said))
+        titles = ("Modules", "Loaded", "Converted", "Own init", "Random", "NOT", "Dropped")
         columns = (
             Column("Key", mono=True),
             Column("Class", mono=True),
-            *(
-                Column(title, "right")
-                for title in (
-                    "Modules",
-                    "Loaded",
-                    "Converted",
-                    "Own init",
-                    "Random",
-                    "NOT",
-                    "Dropped",
-                )
-            ),
+            *(Column(title, "right") for title in titles),
         )
         verdict: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
         return Table(

@@ -19,6 +19,7 @@ from torch import nn
 
 from patchlab._upstream import initialize_module, pretrained_model_class
 from patchlab.apply.construct import Construction, Frame, close_frame, open_frame
+from patchlab.apply.hooks import without_registered
 from patchlab.mapping.rules import PatchMapping
 from patchlab.plan.evidence import BuildFailure, ConstructorCall, ForwardCall
 
@@ -115,11 +116,12 @@ def _is_holder(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _framed(frame: Frame) -> Iterator[None]:
-    open_frame(frame)
-    try:
-        yield
-    finally:
-        close_frame(frame)
+    with without_registered():
+        open_frame(frame)
+        try:
+            yield
+        finally:
+            close_frame(frame)
 
 
 def _initialize_replaced(model: nn.Module, frame: Frame) -> None:

@@ -44,6 +44,17 @@ def test_trace_names_layers_and_shapes():
     assert trace.nbytes == 2 * 14 * 2
 
 
+@pytest.mark.parametrize(
+    ("family", "layers", "dense"),
+    [("longcat_flash", 2, ()), ("dbrx", 3, ()), ("jamba", 4, (0, 2)), ("nemotron_h", 5, (0, 2, 4))],
+)
+def test_layers_are_counted_in_the_model(family, layers, dense):
+    """Configs count other things: LongCat-Flash twice each layer, Nemotron-H does not say."""
+    trace = teacher_forced(tiny_model(family), IDS)
+
+    assert (trace.num_layers, trace.dense_layers) == (layers, dense)
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2", "gpt_oss", "jamba", "qwen3_next"])
 def test_generation_is_recorded_as_whole_sequences(family):
     """Prefill and decode are joined: the trace is that of a forward over what was generated."""

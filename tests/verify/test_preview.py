@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaModel,
 )
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
+from transformers.monkey_patching import register_patch_mapping as upstream_register
 
 import patchlab
 from patchlab.errors import FindingsError, MappingError, OverMatchWarning, TargetError
@@ -126,6 +127,38 @@ def test_what_is_registered_is_previewed_without_a_mapping():
     patchlab.register_patch_mapping({"LlamaMLP": SubMLP})
     try:
         assert patchlab.preview(llama_config()).counts == {"LlamaMLP": 2}
+    finally:
+        patchlab.clear_patch_mapping()
+
+
+def llava_config():
+    return transformers.LlavaConfig(
+        text_config=llama_config().to_dict() | {"model_type": "llama"},
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        image_token_index=3,
+    )
+
+
+@pytest.mark.parametrize("register", [patchlab.register_patch_mapping, upstream_register])
+def test_what_is_registered_does_not_show_in_the_trees_of_another_mapping(register):
+    """Sub-models are built with from_config, which applies what is registered."""
+    register({"LlamaMLP": SubMLP})
+    try:
+        preview = patchlab.preview(llava_config(), {"LlamaAttention": SubAttention})
+        with patchlab.patched({"LlamaAttention": SubAttention}) as report:
+            model = transformers.AutoModel.from_config(llava_config())
+        names = [{n.class_name for n in t.nodes} for t in (preview.before, preview.after)]
+        assert not any("SubMLP" in found for found in names)
+        assert {row.before_class for row in report.models[0].diff.rows} >= {"LlamaMLP"}
+        assert model is not None
     finally:
         patchlab.clear_patch_mapping()
 
@@ -281,20 +314,7 @@ def test_several_signatures_under_one_rule_are_told():
 
 
 def test_several_sub_models_under_one_rule_are_told_and_counted():
-    config = transformers.LlavaConfig(
-        text_config=llama_config().to_dict() | {"model_type": "llama"},
-        vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        image_token_index=3,
-    )
-    preview = patchlab.preview(config, {".*Attention$": Anything})
+    preview = patchlab.preview(llava_config(), {".*Attention$": Anything})
     assert "several sub-models" in finding(preview, "PL108").message
     counts = preview.counts_by_sub_model
     assert sorted(sum(c.values()) for c in counts.values()) == [2, 2]

@@ -1,0 +1,394 @@
+"""Checkpoint checks against what `from_pretrained` and `save_pretrained` then really do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Concatenate, WeightConverter
+from transformers import initialization as init
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+import patchlab
+from notebooks.replacements.fused_qkv import (
+    FusedBertSelfAttention,
+    FusedLlamaAttention,
+    FusedQwen2MoeAttention,
+    bert_conversions,
+    fuse,
+    llama_conversions,
+    qwen2_moe_conversions,
+)
+from notebooks.replacements.sequential_experts import SequentialExperts
+from patchlab.errors import CheckpointError, FindingsError
+from tests.toys import SubMLP, bert_config, llama_config, qwen2_moe_config
+
+FUSED_LLAMA = {"LlamaAttention": FusedLlamaAttention}
+
+
+@pytest.fixture
+def llama(tmp_path):
+    torch.manual_seed(0)
+    folder = tmp_path / "llama"
+    transformers.LlamaForCausalLM(llama_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    torch.manual_seed(0)
+    folder = tmp_path / "qwen"
+    config = qwen2_moe_config(num_key_value_heads=2)
+    transformers.Qwen2MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def codes(report, severity="error"):
+    return [finding.code for finding in report.findings if finding.severity == severity]
+
+
+def loading_info(folder, mapping, conversions=None):
+    """What a real load reports."""
+    with patchlab.patched(mapping, conversions=conversions, on_finding="ignore"):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True
+        )
+    return model, info
+
+
+# Keys
+
+
+def test_unpatched_checkpoint_has_a_place_for_every_key(llama):
+    report = patchlab.check_checkpoint(llama, mapping={})
+
+    assert report.ok
+    assert not report.findings
+    assert "every key has its place" in report.verdict
+
+
+def test_fused_attention_with_its_conversion_is_right(llama):
+    report = patchlab.check_checkpoint(llama, mapping=FUSED_LLAMA, conversions=llama_conversions())
+
+    assert report.ok
+    (weights,) = report.classes
+    assert len(weights.converted) == 2
+    assert len(weights.loaded) == 2
+    assert all(reversal.ok for reversal in report.reversals)
+
+
+def test_missing_conversion_is_an_error_that_names_both_sides(llama):
+    report = patchlab.check_checkpoint(llama, mapping=FUSED_LLAMA)
+
+    assert not report.ok
+    (weights,) = report.classes
+    assert "model.layers.0.self_attn.qkv_proj.weight" in weights.random
+    assert "model.layers.0.self_attn.q_proj.weight" in weights.dropped
+    with pytest.raises(FindingsError, match="a conversion is missing"):
+        report.check()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "conversions"),
+    [
+        ({}, None),
+        (FUSED_LLAMA, None),
+        (FUSED_LLAMA, llama_conversions()),
+        ({"LlamaMLP": SubMLP}, None),
+    ],
+)
+def test_missing_and_unexpected_keys_are_those_of_a_real_load(llama, mapping, conversions):
+    report = patchlab.check_checkpoint(llama, mapping=mapping, conversions=conversions)
+
+    _, info = loading_info(llama, mapping, conversions)
+
+    assert set(report.missing) == set(info["missing_keys"])
+    assert set(report.unexpected) == set(info["unexpected_keys"])
+
+
+@pytest.mark.parametrize("head", ["LlamaModel", "LlamaForSequenceClassification"])
+def test_base_model_and_other_heads_are_understood(llama, head):
+    """The prefix of the base model is added and taken off, as a load does."""
+    cls = getattr(transformers, head)
+    config = llama_config(pad_token_id=0)
+    with torch.device("meta"):
+        target = cls(config)
+
+    report = patchlab.check_checkpoint(target, llama, {})
+
+    _, info = cls.from_pretrained(llama, config=config, output_loading_info=True)
+    assert set(report.missing) == set(info["missing_keys"])
+    assert set(report.unexpected) == set(info["unexpected_keys"])
+
+
+def test_tied_head_is_not_missing(tmp_path):
+    transformers.LlamaForCausalLM(llama_config(tie_word_embeddings=True)).save_pretrained(tmp_path)
+
+    assert patchlab.check_checkpoint(tmp_path, mapping={}).missing == ()
+
+
+def test_shapes_that_differ_are_told_with_both(llama):
+    report = patchlab.check_checkpoint(llama_config(intermediate_size=48), llama, {})
+
+    assert len(report.mismatched) == 6
+    assert report.mismatched[0].found == (32, 64)
+    assert report.mismatched[0].wanted == (32, 48)
+    assert codes(report) == ["PL301"]
+
+
+# Conversions
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_conversion_that_would_save_a_corrupt_checkpoint_is_an_error(tmp_path, groups):
+    """Right exactly where a real save is right."""
+    model = transformers.LlamaForCausalLM(llama_config(num_key_value_heads=groups))
+    model.save_pretrained(tmp_path / "before")
+    stock = {"llama": [fuse(["q_proj", "k_proj", "v_proj"], "qkv_proj")]}
+    stock["llama"][0].operations[:] = [Concatenate(dim=0)]
+
+    report = patchlab.check_checkpoint(tmp_path / "before", None, FUSED_LLAMA, conversions=stock)
+
+    patched, _ = loading_info(tmp_path / "before", FUSED_LLAMA, stock)
+    patched.save_pretrained(tmp_path / "after")
+    before = load_file(tmp_path / "before" / "model.safetensors")
+    after = load_file(tmp_path / "after" / "model.safetensors")
+    survived = all(after[key].shape == before[key].shape for key in before)
+    assert report.ok is survived is (groups == 4)
+    if not survived:
+        assert codes(report) == ["PL302"]
+        assert "concatenate_by_config" in report.findings[0].message
+
+
+def test_large_tensors_are_checked_by_value_without_being_made_whole(tmp_path):
+    sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
+    config = llama_config(**sizes, num_hidden_layers=1, intermediate_size=32)
+    folder = _sparse(tmp_path, config)
+
+    report = patchlab.check_checkpoint(config, folder, FUSED_LLAMA, conversions=llama_conversions())
+
+    assert report.ok
+    assert [r.checked for r in report.reversals] == [True]
+
+
+def test_conversion_that_drops_the_experts_own_is_an_error_with_the_way_out(qwen):
+    mapping = {"Qwen2MoeAttention": FusedQwen2MoeAttention}
+
+    wrong = patchlab.check_checkpoint(qwen, None, mapping, conversions=qwen2_moe_conversions())
+    both = {
+        "qwen2_moe": [
+            *get_checkpoint_conversion_mapping("qwen2_moe"),
+            *qwen2_moe_conversions()["qwen2_moe"],
+        ]
+    }
+    right = patchlab.check_checkpoint(qwen, None, mapping, conversions=both)
+
+    assert codes(wrong) == ["PL305"]
+    assert "get_checkpoint_conversion_mapping('qwen2_moe')" in wrong.findings[0].message
+    assert right.ok
+    assert not right.missing
+
+
+def test_class_name_entry_that_shadows_is_an_error(llama):
+    conversions = {"LlamaForCausalLM": [], **llama_conversions()}
+
+    report = patchlab.check_checkpoint(llama, None, FUSED_LLAMA, conversions=conversions)
+
+    assert "PL305" in codes(report)
+    assert any("'LlamaForCausalLM' has conversions of its own" in str(f) for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("conversions", "told"),
+    [
+        ({"gpt2": []}, "no such model type"),
+        ({"llama": [fuse(["a", "b", "c"], "abc")]}, "matches no key"),
+    ],
+)
+def test_conversion_that_does_nothing_is_found(llama, conversions, told):
+    report = patchlab.check_checkpoint(llama, None, {}, conversions=conversions)
+
+    assert any(f.code == "PL305" and told in f.message for f in report.findings)
+
+
+def test_operation_that_raises_is_an_error_and_no_traceback(llama):
+    class Raising(Concatenate):
+        def convert(self, *args, **kwargs):
+            raise ZeroDivisionError("no")
+
+    conversions = {"llama": [WeightConverter(["up_proj"], ["up_proj"], [Raising()])]}
+
+    report = patchlab.check_checkpoint(llama, None, {}, conversions=conversions)
+
+    assert any("ZeroDivisionError: no" in finding.message for finding in report.findings)
+    assert not report.ok
+
+
+@pytest.mark.parametrize(
+    ("model", "mapping", "conversions"),
+    [
+        (transformers.LlamaForCausalLM(llama_config()), FUSED_LLAMA, llama_conversions()),
+        (
+            transformers.Qwen2MoeForCausalLM(qwen2_moe_config()),
+            {"Qwen2MoeExperts": SequentialExperts, "Qwen2MoeAttention": FusedQwen2MoeAttention},
+            qwen2_moe_conversions(),
+        ),
+        (
+            transformers.BertModel(bert_config()),
+            {"BertSelfAttention": FusedBertSelfAttention},
+            bert_conversions(),
+        ),
+    ],
+    ids=["llama", "qwen2_moe", "bert"],
+)
+def test_the_library_of_replacements_loads_and_saves(tmp_path, model, mapping, conversions):
+    model.save_pretrained(tmp_path)
+
+    report = patchlab.check_checkpoint(tmp_path, None, mapping, conversions=conversions)
+
+    assert report.ok
+    assert not report.missing
+    assert not report.unexpected
+
+
+# New parameters and constants
+
+
+class Garbage(LlamaMLP):
+    """Nothing initializes what it adds."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bias2 = nn.Parameter(torch.full((4,), 7.0))
+        self.register_buffer("scale", torch.full((2,), 3.0), persistent=False)
+        self.offset = torch.full((2,), 5.0)
+
+
+class Initialized(LlamaMLP):
+    """Initializes itself what it adds."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bias2 = nn.Parameter(torch.empty(4))
+        self.register_buffer("scale", torch.empty(2), persistent=False)
+
+    def init_new_weights(self):
+        init.constant_(self.bias2, 7.0)
+        init.constant_(self.scale, 3.0)
+        init.zeros_(self.up_proj.weight)
+
+
+class WithLinear(LlamaMLP):
+    """Adds a module that the model itself knows how to initialize."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.extra = nn.Linear(3, 3)
+
+
+def test_new_parameter_that_nothing_initializes_is_an_error(llama):
+    report = patchlab.check_checkpoint(llama, None, {"LlamaMLP": Garbage})
+
+    (weights,) = report.classes
+    assert weights.uninitialized == ("model.layers.0.mlp.bias2", "model.layers.1.mlp.bias2")
+    assert "model.layers.0.mlp.scale" in weights.constants
+    assert "model.layers.0.mlp.offset" in weights.constants
+    assert codes(report) == ["PL301", "PL303"]
+    assert "init_new_weights" in report.findings[0].message
+
+
+def test_parameter_that_the_replacement_initializes_is_fine(llama):
+    report = patchlab.check_checkpoint(llama, None, {"LlamaMLP": Initialized})
+
+    (weights,) = report.classes
+    assert report.ok
+    assert weights.initialized == ("model.layers.0.mlp.bias2", "model.layers.1.mlp.bias2")
+    assert weights.uninitialized == weights.random == weights.constants == ()
+
+
+def test_parameter_that_the_model_initializes_is_told_to_be_random(llama):
+    report = patchlab.check_checkpoint(llama, None, {"LlamaMLP": WithLinear})
+
+    (weights,) = report.classes
+    assert report.ok
+    assert len(weights.random) == 4
+    assert codes(report, "warning") == ["PL301"]
+
+
+@pytest.mark.parametrize("build", ["from_pretrained", "from_config"])
+@pytest.mark.parametrize("way", ["scope", "registered"])
+def test_replacement_initializes_what_the_checkpoint_lacks_and_nothing_else(llama, build, way):
+    def make():
+        auto = transformers.AutoModelForCausalLM
+        return (
+            auto.from_pretrained(llama)
+            if build == "from_pretrained"
+            else auto.from_config(transformers.AutoConfig.from_pretrained(llama))
+        )
+
+    if way == "scope":
+        with patchlab.patched({"LlamaMLP": Initialized}):
+            model = make()
+    else:
+        patchlab.register_patch_mapping({"LlamaMLP": Initialized})
+        try:
+            model = make()
+        finally:
+            patchlab.clear_patch_mapping()
+
+    mlp = model.model.layers[1].mlp
+    assert mlp.bias2.tolist() == [7, 7, 7, 7]
+    assert mlp.scale.tolist() == [3, 3]
+    assert bool(mlp.up_proj.weight.any()) is (build == "from_pretrained")
+
+
+def test_initializer_is_not_called_when_no_patch_is_there():
+    base = transformers.PreTrainedModel
+    before = base._initialize_weights
+
+    with patchlab.patched({"LlamaMLP": Initialized}):
+        transformers.LlamaModel(llama_config())
+        assert base._initialize_weights is not before
+
+    assert base._initialize_weights is before
+
+
+# Bad input
+
+
+def test_model_without_a_checkpoint_asks_for_one():
+    with pytest.raises(CheckpointError, match="no checkpoint is given"):
+        patchlab.check_checkpoint(llama_config())
+
+
+def test_check_leaves_the_model_alone(llama):
+    model = transformers.LlamaForCausalLM(llama_config())
+    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict().items()}
+
+    patchlab.check_checkpoint(model, llama, {"LlamaMLP": Garbage})
+
+    after = model.state_dict(keep_vars=True)
+    assert all(torch.equal(after[name], copy) for name, (_, copy) in before.items())
+
+
+def _sparse(tmp_path, config):
+    """A checkpoint whose files have headers and, where the data would be, a hole."""
+    import json
+    import struct
+
+    with torch.device("meta"):
+        state = transformers.LlamaForCausalLM(config).state_dict()
+    header, at = {}, 0
+    for name, tensor in state.items():
+        end = at + tensor.numel() * 2
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    return path
