@@ -16,9 +16,8 @@ import patchlab
 from patchlab._upstream import is_transformers_name
 from patchlab.apply import construct
 from patchlab.model.catalog import Catalog, load_catalog
-from tests.architectures import UNBUILDABLE, NotInstalledError, build
-
-SAMPLE = ()
+from patchlab.verify.leaks import find_leaks
+from tests.architectures import SAMPLE, UNBUILDABLE, NotInstalledError, build
 
 
 def pytest_generate_tests(metafunc):
@@ -115,6 +114,8 @@ def test_the_sample_was_built(outcomes, pytestconfig, capsys):
     with capsys.disabled():
         print("\n" + ", ".join(f"{count} {what}" for what, count in outcomes.items()))
 
+    # With so much loaded, patched and restored, nothing passes for a leak.
+    assert find_leaks() == ()
     wanted = 700 if pytestconfig.getoption("--all-architectures") else 75
     assert outcomes["replaced"] >= wanted
 

@@ -64,14 +64,16 @@ def blame(
     """Have an error from a replacement's constructor say whose constructor, and how it was called.
 
     The exception stays what it is, so that whoever catches it catches it still. Of replacements
-    inside one another the innermost says it. Python 3.10 has no notes on exceptions.
+    inside one another the innermost says it. Python 3.10 knows notes by their name alone, and does
+    not print them.
     """
-    notes: list[str] = getattr(error, "__notes__", [])
-    if not hasattr(error, "add_note") or any(note.startswith("patchlab: ") for note in notes):
+    notes: list[str] = list(getattr(error, "__notes__", ()))
+    if any(note.startswith("patchlab: ") for note in notes):
         return
     given = [type(value).__name__ for value in args]
     given += [f"{name}={type(value).__name__}" for name, value in kwargs.items()]
-    error.add_note(
+    notes.append(
         f"patchlab: {rule.replacement.__qualname__} was being built in place of {cls.__name__} "
         f"(key {rule.key!r}), called as {rule.replacement.__name__}({', '.join(given)})."
     )
+    error.__notes__ = notes

@@ -6,8 +6,8 @@ it is settled. It holds models weakly: a report that is kept keeps no model aliv
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,13 @@ class PatchReport(Shown):
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._completed: list[ModelReport] = []
+        # By the id of the model, with the place in the order of completion. Looked up and never
+        # searched, as is what was replaced: a block may build very many models.
+        self._completed: dict[int, tuple[int, ModelReport]] = {}
+        self._gone: list[tuple[int, ModelReport]] = []
+        self._order = itertools.count()
+        self._by_id: dict[int, Replaced] = {}
+        self._known = 0
         self._settled: tuple[ModelReport, ...] | None = None
         self.restored = False
         """Whether the scope is closed and everything it changed is as it was."""
@@ -90,7 +96,7 @@ class PatchReport(Shown):
         """Each model built inside, in order; sub-models count within their root."""
         if self._settled is not None:
             return self._settled
-        return _model_reports(self._frame, self._completed)
+        return self._model_reports()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -119,18 +125,18 @@ class PatchReport(Shown):
 
     def complete(self, model: nn.Module) -> None:
         """Note a model that is whole; its parts, noted before, become part of it."""
-        parts = {id(module) for module in model.modules()}
-        self._completed = [
-            known
-            for known in self._completed
-            if (part := known.reference()) is None or id(part) not in parts
-        ]
-        self._completed.append(_report_of(model, self._frame))
+        walked = list(model.named_modules())
+        for _, module in walked:
+            noted = self._completed.pop(id(module), None)
+            if noted is not None and noted[1].reference() is None:
+                self._gone.append(noted)  # a model that is gone, whose id has been used again
+        report = _report_of(model, walked, self._replaced_by_id(), self._frame)
+        self._completed[id(model)] = (next(self._order), report)
 
     def settle(self) -> None:
         """Fix the models as they are now, at the end of the block."""
         if self._settled is None:
-            self._settled = _model_reports(self._frame, self._completed)
+            self._settled = self._model_reports()
 
     def to_table(self, *args: Any, **options: Any) -> Table:
         """Return the report as rows: a row for each model and replacement."""
@@ -160,6 +166,36 @@ class PatchReport(Shown):
     def __repr__(self) -> str:
         return self.to_text()
 
+    def _model_reports(self) -> tuple[ModelReport, ...]:
+        """Return the reports of the models that are roots, those that are gone included."""
+        frame, by_id = self._frame, self._replaced_by_id()
+        alive = [model for ref in list(frame.built) if (model := ref()) is not None]
+        alive += [module for r in list(frame.replaced) if (module := r.module()) is not None]
+        walks: dict[int, tuple[nn.Module, list[tuple[str, nn.Module]]]] = {}
+        parts: set[int] = set()
+        for model in alive:
+            if id(model) not in parts and id(model) not in walks:
+                walks[id(model)] = (model, list(model.named_modules()))
+                parts.update(id(part) for _, part in walks[id(model)][1][1:])
+        noted = [*self._gone, *self._completed.values()]
+        gone = [noted_as for noted_as in noted if noted_as[1].reference() is None]
+        gone.sort(key=lambda noted_as: noted_as[0])
+        roots = [walk for root, walk in walks.items() if root not in parts]
+        return (
+            *(known for _, known in gone),
+            *(_report_of(model, walked, by_id, frame) for model, walked in roots),
+        )
+
+    def _replaced_by_id(self) -> dict[int, Replaced]:
+        """Return what was replaced by the id of the module, brought up to date; ids are reused."""
+        fresh = self._frame.replaced[self._known :]
+        self._known += len(fresh)
+        for known in fresh:
+            module = known.module()
+            if module is not None:
+                self._by_id[id(module)] = known
+        return self._by_id
+
     def _closing(self) -> str:
         return " · restored" if self.restored else " · still open"
 
@@ -175,32 +211,21 @@ class PatchReport(Shown):
         )
 
 
-def _model_reports(frame: Frame, completed: list[ModelReport]) -> tuple[ModelReport, ...]:
-    """Return the reports of the models that are roots, those that are gone included."""
-    alive = _distinct(model for ref in list(frame.built) if (model := ref()) is not None)
-    alive += [m for r in list(frame.replaced) if (m := r.module()) is not None]
-    parts: set[int] = set()
-    for model in alive:
-        if id(model) not in parts:
-            parts.update(id(part) for part in model.modules() if part is not model)
-    roots = [model for model in _distinct(alive) if id(model) not in parts]
-    gone = [known for known in completed if known.reference() is None]
-    return (*gone, *(_report_of(model, frame) for model in roots))
-
-
-def _report_of(model: nn.Module, frame: Frame) -> ModelReport:
-    by_id: dict[int, Replaced] = {
-        id(module): replaced
-        for replaced in list(frame.replaced)
-        if (module := replaced.module()) is not None
-    }
+def _report_of(
+    model: nn.Module,
+    walked: list[tuple[str, nn.Module]],
+    by_id: dict[int, Replaced],
+    frame: Frame,
+) -> ModelReport:
     found = []
     names = set()
-    for fqn, module in model.named_modules():
+    for fqn, module in walked:
         replaced = by_id.get(id(module))
-        names.add((replaced.original if replaced else type(module)).__name__)
-        if replaced is not None:
+        if replaced is not None and replaced.module() is module:
+            names.add(replaced.original.__name__)
             found.append((fqn, replaced.original, replaced.rule))
+        else:
+            names.add(type(module).__name__)
     replacements = grouped(found)
     return ModelReport(
         type(model).__name__,
@@ -209,7 +234,3 @@ def _report_of(model: nn.Module, frame: Frame) -> ModelReport:
         frozenset(names),
         weakref.ref(model),
     )
-
-
-def _distinct(models: Iterable[nn.Module]) -> list[nn.Module]:
-    return list({id(model): model for model in models}.values())

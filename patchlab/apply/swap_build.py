@@ -12,7 +12,6 @@ A replacement that can be made from the module itself says so with a class metho
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from patchlab.apply.construct import Construction, Frame, close_frame, open_fram
 from patchlab.apply.swap_sites import Site
 from patchlab.errors import ApplyError, SwapError
 from patchlab.mapping.rules import PatchMapping
-from patchlab.model.skeleton import without_scopes
+from patchlab.model.skeleton import copied_config, without_scopes
 
 T = TypeVar("T")
 FACTORY = "from_original"
@@ -152,7 +151,7 @@ def _skeleton_of(
 ) -> Skeleton | None:
     """Build an owner's structure and note how its modules were constructed; None if it fails."""
     memo: dict[int, Any] = {}
-    config = copy.deepcopy(owner.config, memo)
+    config = copied_config(owner.config, memo)
     calls: list[Construction] = []
     frame = Frame(mapping, classes=set(classes), constructions=calls)
     cls = type(owner)

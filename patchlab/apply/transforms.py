@@ -121,7 +121,8 @@ def carry_forward(
             if target in state:
                 made[target] = Made(tensor, sources, group.converter)
             else:
-                unexpected.update(dict.fromkeys(sources, target))
+                # A load asks the model for such a name, and raises.
+                failed[target] = LookupError(f"it also makes {target!r}, which the model has not")
     return Carried(made, unexpected, failed, tuple(lost))
 
 

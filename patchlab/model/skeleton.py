@@ -139,10 +139,31 @@ def original_skeleton(
     return _on_meta(cls)(config), model
 
 
+def copied_config(config: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Copy a config for a constructor, with its dtypes as torch's own.
+
+    `save_pretrained` leaves the name of a dtype in the config of the model it saves, and
+    `from_config` turns names back; a constructor that reads `config.dtype` wants the dtype.
+
+    Args:
+        config: A config of transformers.
+        memo: As for `copy.deepcopy`: id of what was copied → copy.
+    """
+    copied = copy.deepcopy(config, memo)
+    waiting = [copied]
+    while waiting:
+        part = waiting.pop()
+        found = getattr(torch, part.dtype, None) if isinstance(part.dtype, str) else None
+        if isinstance(found, torch.dtype):
+            part.dtype = found
+        waiting += [value for value in vars(part).values() if _is_config(value)]
+    return copied
+
+
 def _on_meta(cls: type[nn.Module]) -> Callable[[Any], nn.Module]:
     def build(config: Any) -> nn.Module:
         with torch.device("meta"):
-            return cls(copy.deepcopy(config))
+            return cls(copied_config(config) if _is_config(config) else copy.deepcopy(config))
 
     return build
 

@@ -15,7 +15,11 @@ import anywidget
 import traitlets
 
 _ESM = """
-const FRAME = ".patchlab-lab, .patchlab-form";
+// JupyterLab asks the element that has the focus, and none around it. Text fields keep their keys
+// anyway.
+function keepKeys({ target }) {
+  if (!target.matches("input[type=text]")) target.dataset.lmSuppressShortcuts = "true";
+}
 
 async function copy(text) {
   try {
@@ -45,13 +49,14 @@ export default {
     draw();
     el.append(button);
     model.send({ type: "shown" });
+    let form = null;
     const frame = requestAnimationFrame(() => {
-      for (let at = el.closest(FRAME); at; at = at.parentElement?.closest(FRAME)) {
-        at.dataset.lmSuppressShortcuts = "true";
-      }
+      form = el.closest(".patchlab-lab") ?? el.closest(".patchlab-form");
+      form?.addEventListener("focusin", keepKeys);
     });
     return () => {
       cancelAnimationFrame(frame);
+      form?.removeEventListener("focusin", keepKeys);
       model.send({ type: "hidden" });
       model.off("change:code", draw);
     };

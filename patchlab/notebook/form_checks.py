@@ -136,6 +136,7 @@ def answer(
         tell(told)
         return
     tell(replace(told, whole=False))
+    load_catalog(progress=False)  # The preview would show a bar, from this thread.
     shown = preview(target.value, rules)
     tell(replace(told, preview=shown, findings=shown.findings, marks=preview_marks(shown)))
 

@@ -130,7 +130,9 @@ class FormParts:
     def show_steps(self, can_clear: bool, last: str | None) -> None:
         """Say what can be cleared, and what can be undone."""
         self.clear.disabled, self.undo.disabled = not can_clear, last is None
-        self.undo.description = "Undo" if last is None else f"Undo {last}"
+        self.undo.description = f"Undo {last or ''}".rstrip()
+        # Not only disabled: in the laboratory there is another Undo, of what was applied.
+        self.undo.layout.display = "none" if last is None else None
 
 
 def stack(children: list[widgets.Widget], look: str) -> widgets.Box:

@@ -46,7 +46,7 @@ def entry_row(
 ) -> widgets.Widget:
     """Make the row of one entry; those of others are told and have no button."""
     name = getattr(entry.replacement, "__qualname__", str(entry.replacement))
-    parts = [f"<code>{text_html(entry.key)} → {text_html(name)}</code>", _provenance(entry)]
+    parts = [f"<code>{text_html(str(entry.key))} → {text_html(name)}</code>", _provenance(entry)]
     stale = stale_note(entry, namespace)
     for text, tone in ((entry.problem, "error"), (stale, "warning")):
         if text:

@@ -33,18 +33,23 @@ def undo_step(step: Step) -> None:
     before, after = step.before, step.after
     entries, provenance = dict(now.entries), dict(now.provenance)
     for key in {*before.entries, *after.entries}:
-        old, made = before.entries.get(key), after.entries.get(key)
-        if old is made or now.entries.get(key) is not made:
+        old, made = _entry(before, key), _entry(after, key)
+        if old == made or _entry(now, key) != made:
             continue
         entries.pop(key, None)
         provenance.pop(key, None)
-        if old is not None:
-            entries[key] = old
-            if key in before.provenance:
-                provenance[key] = before.provenance[key]
+        if key in before.entries:
+            entries[key] = before.entries[key]
+        if key in before.provenance:
+            provenance[key] = before.provenance[key]
     # Patterns are tried in order, so the order is put back too.
     order = [*(key for key in before.entries if key in entries), *entries]
     restore_registry(RegistryState({key: entries[key] for key in order}, provenance))
     # Whether patchlab's own entries are left decides whether its hook stands; this looks again.
     hooks.hold("form")
     hooks.release("form")
+
+
+def _entry(state: RegistryState, key: str) -> tuple[object, object]:
+    """Return a key's class with its provenance: registering a class again changes who and when."""
+    return state.entries.get(key), state.provenance.get(key)

@@ -7,7 +7,8 @@ buttons show errors in the form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -16,8 +17,10 @@ from torch import nn
 from patchlab.errors import MappingError, SwapError, TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import check_key
+from patchlab.model.diff import TreeDiff
+from patchlab.model.tree import ModuleTree
 from patchlab.notebook.copy_button import CopyButton
-from patchlab.notebook.form_checks import Answer, Target, class_part, find_class
+from patchlab.notebook.form_checks import Answer, Question, Target, class_part, find_class
 from patchlab.notebook.form_rows import close_all
 from patchlab.notebook.form_style import code_html, style_html, verdict_html
 from patchlab.notebook.forms import PatchForm
@@ -57,9 +60,10 @@ class Lab(widgets.VBox):
         """
         self.target = target
         self._target = None if target is None else Target.of(target)
-        self._swaps: list[Swap] = []
+        self._swaps: list[_Applied] = []
         self.form = PatchForm(namespace=namespace, target=self._target)
         self.tree = None if self._target is None else TreeWidget(self._target.tree)
+        self._shown: Any = None if self._target is None else self._target.tree
         self.apply_button = widgets.Button(description="Apply to this model")
         self.undo_button = widgets.Button(description="Undo", tooltip="Put the old modules back")
         self.apply_button.on_click(lambda _: self.form.guarded(self.apply))
@@ -126,7 +130,7 @@ class Lab(widgets.VBox):
         from patchlab.apply.swap import swap
 
         swapped = swap(self.target, self._rules())
-        self._swaps.append(swapped)
+        self._swaps.append(_Applied(swapped, self.form.answer.question))
         self._follow(self.form.answer)
         return swapped
 
@@ -138,7 +142,7 @@ class Lab(widgets.VBox):
         """
         if not self._swaps:
             raise SwapError("nothing was applied to the model here, so there is nothing to undo.")
-        self._swaps[-1].undo()
+        self._swaps[-1].swap.undo()
         self._swaps.pop()
         self._follow(self.form.answer)
 
@@ -157,7 +161,9 @@ class Lab(widgets.VBox):
 
     def close(self) -> None:
         """Close the panel with all that is in it; what was applied stays."""
-        self.form.close()
+        # Python closes what is collected, also a panel that was refused its target.
+        if (form := getattr(self, "form", None)) is not None:
+            form.close()
         close_all(self.children)
         super().close()
 
@@ -220,17 +226,26 @@ class Lab(widgets.VBox):
         self._enable(told)
         if self.tree is None or self._target is None:
             return
-        if self._swaps and told.whole:
-            self.tree.show(diff=self._swaps[-1].diff, findings=self._swaps[-1].findings)
-        elif told.preview is not None:
-            tree = told.preview.before if told.preview.diff is None else None
-            self.tree.show(tree, diff=told.preview.diff, findings=told.findings)
-            self._highlight(told)
+        applied = _applied(told, self._swaps)
+        if applied is not None:
+            self._show(applied.diff, applied.findings)
+            return
+        if told.preview is not None:
+            diff = told.preview.diff
+            self._show(told.preview.before if diff is None else diff, told.findings)
         elif told.whole:
-            self.tree.show(self._target.tree, findings=told.findings)
-            self._highlight(told)
+            self._show(self._target.tree, told.findings)
+        self._highlight(told)
+
+    def _show(self, shown: ModuleTree | TreeDiff, findings: Iterable[Finding]) -> None:
+        assert self.tree is not None
+        if shown is self._shown:
+            return  # While a key is typed only its marks change; a large tree is not sent again.
+        self._shown = shown
+        if isinstance(shown, ModuleTree):
+            self.tree.show(shown, findings=findings)
         else:
-            self._highlight(told)
+            self.tree.show(diff=shown, findings=findings)
 
     def _highlight(self, told: Answer) -> None:
         assert self.tree is not None
@@ -260,7 +275,24 @@ def lab(target: Any = None) -> Lab:
     return Lab(target)
 
 
-def _verdict(told: Answer, target: Target | None, swaps: list[Swap]) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class _Applied:
+    """A swap, and what was in the form when it was made."""
+
+    swap: Swap
+    question: Question
+
+
+def _applied(told: Answer, swaps: list[_Applied]) -> Swap | None:
+    """Return the last swap if the form still holds what it was made of."""
+    if not swaps:
+        return None
+    made, now = swaps[-1].question, told.question
+    same = (now.key, now.class_name) == (made.key, made.class_name)
+    return swaps[-1].swap if same else None
+
+
+def _verdict(told: Answer, target: Target | None, swaps: list[_Applied]) -> tuple[str, str, str]:
     """Return the tone, the pill and the line on top."""
     if target is None:
         return "", "", "**patchlab** · type a key to see what it matches"
@@ -277,8 +309,9 @@ def _verdict(told: Answer, target: Target | None, swaps: list[Swap]) -> tuple[st
     tree = target.tree
     size = f"{count(len(tree), 'module')} · {human(tree.num_parameters)} parameters"
     name = tree.root.class_name
-    if swaps:
-        done = count(sum(swaps[-1].counts.values()), "module")
+    applied = _applied(told, swaps)
+    if applied is not None:
+        done = count(sum(applied.counts.values()), "module")
         return "ok", "applied", f"**{done}** replaced in **{name}**, until Undo"
     if told.preview is not None:
         counts = told.preview.counts

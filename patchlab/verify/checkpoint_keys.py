@@ -95,7 +95,9 @@ def plan_loading(
     state = model.state_dict()
     metas = {key: meta_tensor(stored) for key, stored in tensors.items()}
     carried = carry_forward(metas, transforms, model, state)
-    loaded, converted, mismatched = set(), set(), []
+    loaded: set[str] = set()
+    converted: set[str] = set()
+    mismatched: list[Mismatch] = []
     for key, made in carried.made.items():
         (loaded if made.converter is None else converted).add(key)
         if made.tensor.shape != state[key].shape:

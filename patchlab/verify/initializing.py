@@ -10,7 +10,7 @@ which tensors it writes to.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,11 @@ from patchlab._upstream import initialize_module, pretrained_model_class
 from patchlab.apply.initializers import initializer_of
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the storages that in-place operations write to, views and all."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(
@@ -66,7 +66,9 @@ def find_initialized(model: nn.Module, fqns: Iterable[str]) -> Initialized:
     for fqn, module in _below(model, fqns):
         prefix = f"{fqn}." if fqn else ""
         owner = _model_of(model, fqn)
-        ways = [(functools.partial(initialize_module, owner, module), by_model)]
+        ways: list[tuple[Callable[[], Any], set[str]]] = [
+            (functools.partial(initialize_module, owner, module), by_model)
+        ]
         method = initializer_of(module)
         if method is not None:
             ways.append((method, by_own))

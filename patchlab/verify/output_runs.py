@@ -174,7 +174,7 @@ def _observed(
     # The model itself ends last.
     for noted in (run.calls, run.classes, run.seconds):
         if "" in noted:
-            noted[""] = noted.pop("")  # type: ignore[index, assignment]
+            noted[""] = noted.pop("")  # type: ignore[assignment]
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
@@ -205,7 +205,10 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
     if not one.numel():
         return 0.0, 0.0
     if one.is_complex() or other.is_complex():
-        one, other = torch.view_as_real(one.cdouble()), torch.view_as_real(other.cdouble())
+        one, other = (
+            torch.view_as_real(one.to(torch.complex128)),
+            torch.view_as_real(other.to(torch.complex128)),
+        )
     one, other = one.double(), other.double()
     apart = torch.where(
         (one == other) | (one.isnan() & other.isnan()), 0.0, (one - other).abs()
@@ -250,11 +253,11 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     return value
 
 
-class _Alive(TorchDispatchMode):
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that operations made and that are alive at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._holders: dict[int, int] = {}
 

@@ -8,6 +8,7 @@ random tensors of the real shapes, before it matters.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +92,23 @@ def check_reversals(
                 key: rename_checkpoint_key(key, renamings, [], None, None)[0] for key in sources
             }
             results[number] = (converter, _check(converter, names, tensors, model))
+    for number, (converter, reversal) in results.items():
+        stray = _stray(converter, loading) if reversal.ok else ""
+        if stray:
+            results[number] = (converter, dataclasses.replace(reversal, problem=stray))
     return [results[number] for number in sorted(results)]
+
+
+def _stray(converter: Any, loading: Loading) -> str:
+    """Return what is wrong if a save would turn back a key that the converter did not make."""
+    reverse = converter.reverse_transform()
+    for key in loading.state:
+        made = loading.carried.made.get(key)
+        if made is not None and made.converter is not None:
+            continue
+        if rename_checkpoint_key(key, [], [reverse], None, None)[1] is not None:
+            return f"saving, it would also take {key}, which it did not make; use another name"
+    return ""
 
 
 def _check(

@@ -374,6 +374,40 @@ def test_check_leaves_the_model_alone(llama):
     assert all(torch.equal(after[name], copy) for name, (_, copy) in before.items())
 
 
+def test_name_that_another_module_has_is_an_error_since_a_save_would_take_that_too(llama):
+    """Found on MiniMax, whose linear attention has a `qkv_proj` of its own."""
+
+    class Taken(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.qkv_proj = nn.Linear(2, 2)
+
+    mapping = FUSED_LLAMA | {"LlamaMLP": Taken}
+
+    report = patchlab.check_checkpoint(llama, None, mapping, conversions=llama_conversions())
+
+    assert "PL302" in codes(report)
+    assert "it would also take model.layers.0.mlp.qkv_proj" in report.to_text(width=200)
+
+
+def test_config_with_the_name_of_a_dtype_is_built():
+    """`save_pretrained` leaves one behind in the config of a live model."""
+    config = llama_config()
+    config.dtype = "float16"
+    seen = []
+
+    class Reading(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            seen.append(config.dtype)
+
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    patchlab.preview(model, {"LlamaMLP": Reading})
+
+    assert set(seen) == {torch.float16}
+
+
 def _sparse(tmp_path, config):
     """A checkpoint whose files have headers and, where the data would be, a hole."""
     import json
