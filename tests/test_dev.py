@@ -103,7 +103,7 @@ def test_version_of_transformers_is_taken_out_of_pytests_arguments(dev):
 
 def test_unknown_benchmark_is_refused_with_those_there_are(dev, tmp_path):
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "scopes.py").write_text("")
+    (tmp_path / "benchmarks" / "bench_scopes.py").write_text("")
 
     with pytest.raises(SystemExit, match="there are: scopes"):
         dev.bench(["scope"])

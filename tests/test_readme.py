@@ -98,7 +98,7 @@ def test_commands_of_the_readme_are_there():
     for command, words in commands:
         assert f"    ./dev {command}" in help_text
         assert command != "bench" or all(
-            (ROOT / "benchmarks" / f"{name}.py").is_file() for name in words.split()
+            (ROOT / "benchmarks" / f"bench_{name}.py").is_file() for name in words.split()
         )
 
 

@@ -54,6 +54,7 @@ class Latest:
         self._newest = 0
         self._waiting: _Job | None = None
         self._running: _Job | None = None
+        self._due = False
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
@@ -75,14 +76,14 @@ class Latest:
         except RuntimeError:
             self._do_here(work)
             return
-        self._waiting = _Job(self._newest, work, loop)
+        self._waiting, self._due = _Job(self._newest, work, loop), False
         self._stop_timers()
         self._timers = [loop.call_later(self._delay, self._start)]
 
     def cancel(self) -> None:
         """Drop the newest job; one that runs goes on in its thread, and nobody hears of it."""
         self._newest += 1
-        self._waiting = None
+        self._waiting, self._due = None, False
         self._stop_timers()
         self._progress(None)
 
@@ -93,11 +94,15 @@ class Latest:
             self._fail(error)
 
     def _start(self) -> None:
+        self._stop_timers()
         job = self._waiting
-        if job is None or self._running is not None:
-            return  # When the running one ends, this is called again.
-        self._waiting, self._running = None, job
+        if job is None:
+            return
         self._timers = [job.loop.call_later(self._patience, self._tick, job, job.loop.time())]
+        if self._running is not None:
+            self._due = True  # It begins when the running one ends.
+            return
+        self._waiting, self._running, self._due = None, job, False
         threading.Thread(target=_run, args=(self, job), name="patchlab", daemon=True).start()
 
     def _tick(self, job: _Job, since: float) -> None:
@@ -118,7 +123,7 @@ class Latest:
         if job.number == self._newest:
             self._stop_timers()
             self._progress(None)
-        elif self._waiting is not None and not self._timers:
+        elif self._due:
             self._start()
 
     def _stop_timers(self) -> None:

@@ -220,7 +220,10 @@ OWN = {
         "expert_capacity": 64,
         "decoder_start_token_id": 0,
     },
-    "unlimited_ocr_text": {"mlp_layer_types": _DENSE_FIRST},
+    "unlimited_ocr_text": {
+        "mlp_layer_types": _DENSE_FIRST,
+        "topk_method": "group_limited_greedy",
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 

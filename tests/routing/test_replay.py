@@ -60,6 +60,37 @@ def test_scores_are_those_of_the_live_router(model, other):
     assert torch.allclose(logits, seen["x"] @ gate.weight.T)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"])
+def test_groups_are_chosen_with_their_experts(family):
+    """Experts outside the groups a router would choose have weights and gradients all the same.
+
+    These routers mask the scores of other groups with zeros, before the weights are taken of them.
+    """
+    model = tiny_model(family)
+    sites = find_routers(model)
+    assert all(site.num_groups == 2 and site.top_k_groups == 1 for site in sites)
+    live = recorded(model, IDS)
+    opposite = [(index + 4) % 8 for index in live.to_list()]
+    weights, logits = [], []
+
+    def keep(module, args, out):
+        out[0].retain_grad()
+        logits.append(out[0])
+        weights.append(out[1])
+
+    handles = [site.module.register_forward_hook(keep) for site in sites]
+    with replay_routing(model, opposite), record_routing(model) as imposed:
+        out = model(IDS)
+    (out.logits if hasattr(out, "logits") else out.last_hidden_state).pow(2).mean().backward()
+    for handle in handles:
+        handle.remove()
+
+    assert imposed.agreement(RoutingTrace.from_list(model, opposite)).ok
+    for weight, logit in zip(weights, logits, strict=True):
+        assert bool((weight > 0).all())
+        assert bool((logit.grad.abs().sum(-1) > 0).all())
+
+
 def test_base_model_takes_the_trace_of_its_head(model, other):
     trace = recorded(model, IDS)
 
