@@ -353,13 +353,6 @@ def revert_conversions(model: nn.Module, state: dict[str, Any]) -> dict[str, Any
     return reverted
 
 
-@contextmanager
-def without_random_init() -> Iterator[None]:
-    """Skip the random initialization of parameters in a block: `initialization.no_init_weights`."""
-    with importlib.import_module("transformers.initialization").no_init_weights():
-        yield
-
-
 def expected_keys(
     model: nn.Module, missing: set[str], unexpected: set[str]
 ) -> tuple[set[str], set[str]]:

@@ -209,6 +209,9 @@ def _wrap(cls: type) -> None:
 def _unwrap(cls: type) -> None:
     wrapping = _WRAPPED[cls]
     if vars(cls).get("__init__") is wrapping.wrapper:
+        # A decorator of a class that was defined inside a scope has written to our wrapper.
+        if wrapping.wrapper.__doc__ != wrapping.original.__doc__:
+            wrapping.original.__doc__ = wrapping.wrapper.__doc__
         if wrapping.had_own:
             cls.__init__ = wrapping.original  # type: ignore[misc]
         else:

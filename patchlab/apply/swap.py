@@ -38,7 +38,7 @@ from patchlab.apply.swap_tensors import NOTHING, Converted, Filled, convert_tens
 from patchlab.errors import TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
-from patchlab.model.diff import TreeDiff, diff_trees
+from patchlab.model.diff import TreeDiff
 from patchlab.model.tree import module_tree
 from patchlab.plan.findings import Finding, ordered
 from patchlab.plan.plan import Replacement, counts_of, grouped
@@ -174,7 +174,7 @@ def swap(
     before = module_tree(model)
     sites = find_sites(model, rules)
     built = build_modules(sites.sites, rules)
-    _connect(model, built)
+    _connect(built)
     converted = _convert(model, built, given)
     filled = []
     for item in built:
@@ -209,7 +209,8 @@ def swap(
             dropped=_fqns(built, [f.dropped for f in filled]),
             copied_bytes=sum(f.copied_bytes for f in filled),
             findings=ordered(findings),
-            diff=diff_trees(before, module_tree(model)),
+            before=before,
+            after=module_tree(model),
         )
         warn_of(report.findings, stacklevel=2)
         return Swap(model, report, steps)
@@ -219,22 +220,12 @@ def swap(
         raise
 
 
-def _connect(model: nn.Module, built: list[Built]) -> None:
+def _connect(built: list[Built]) -> None:
     """Let the new modules share with the rest of the model what the old ones do."""
     new_of = {id(item.site.module): item.module for item in built}
     for item in built:
-        if item.skeleton is None or item.site.owner is None:
-            continue
-        below = f"{item.site.owned_fqn}."
-        modules: dict[int, nn.Module] = {}
-        for number, place in item.skeleton.places.items():
-            if item.site.owned_fqn and not place.startswith(below) and place:
-                try:
-                    live = item.site.owner.get_submodule(place)
-                except AttributeError:
-                    continue
-                modules[number] = new_of.get(id(live), live)
-        shared_parts(item, modules)
+        if item.skeleton is not None and item.site.owner is not None:
+            shared_parts(item, item.site.owner, item.skeleton, new_of)
 
 
 def _convert(

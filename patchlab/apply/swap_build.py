@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from patchlab._upstream import without_random_init
 from patchlab.apply.construct import Construction, Frame, close_frame, open_frame
 from patchlab.apply.swap_sites import Site
 from patchlab.errors import ApplyError, SwapError
@@ -29,6 +29,35 @@ from patchlab.model.skeleton import copied_config, without_scopes
 
 T = TypeVar("T")
 FACTORY = "from_original"
+
+
+class WithoutRandomInit(TorchFunctionMode):
+    """Skips filling tensors with random numbers, in this thread alone.
+
+    The random numbers are not wanted, and take most of the time of a constructor. Constants are
+    still filled in.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RANDOM:
+            # The functions of `torch.nn.init` hand their tensor on by name.
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+_RANDOM = frozenset(
+    [
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        torch.nn.init.kaiming_normal_,
+        torch.nn.init.kaiming_uniform_,
+        torch.nn.init.normal_,
+        torch.nn.init.uniform_,
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -131,9 +160,9 @@ def construct(
     name = (rule.replacement if rule else recipe.original).__qualname__
     try:
         with torch.random.fork_rng(devices=[]):
-            if random_init or device.type == "meta":
+            if random_init:
                 return under(frame, build)
-            with without_random_init():
+            with WithoutRandomInit():
                 return under(frame, build)
     except ApplyError:
         raise
@@ -162,7 +191,7 @@ def _skeleton_of(
             return built
 
     try:
-        with torch.random.fork_rng(devices=[]):
+        with WithoutRandomInit():
             model = under(frame, build)
     except Exception:  # noqa: BLE001  (a class with arguments beside the config: read off instead)
         return None
@@ -264,7 +293,7 @@ def _plain(recipe: Recipe) -> nn.Module:
         with torch.device("meta"):
             return recipe.original(*recipe.args, **recipe.kwargs)
 
-    with torch.random.fork_rng(devices=[]):
+    with WithoutRandomInit():
         return without_scopes(build)
 
 

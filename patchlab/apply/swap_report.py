@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from patchlab.model.diff import TreeDiff
+from patchlab.model.diff import TreeDiff, diff_trees
+from patchlab.model.tree import ModuleTree
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import Replacement
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -26,7 +28,8 @@ class SwapReport(Shown):
         dropped: FQNs of tensors of the old modules that the new ones have no use for.
         copied_bytes: The size of what was converted.
         findings: What is odd.
-        diff: How the module tree has changed.
+        before: The module tree before the swap.
+        after: The module tree after it.
     """
 
     class_name: str
@@ -39,7 +42,13 @@ class SwapReport(Shown):
     dropped: tuple[str, ...]
     copied_bytes: int
     findings: tuple[Finding, ...]
-    diff: TreeDiff
+    before: ModuleTree
+    after: ModuleTree
+
+    @cached_property
+    def diff(self) -> TreeDiff:
+        """How the module tree has changed."""
+        return diff_trees(self.before, self.after)
 
     @property
     def ok(self) -> bool:

@@ -53,17 +53,30 @@ def carry_state(built: Built) -> list[str]:
     return left
 
 
-def shared_parts(built: Built, modules: dict[int, nn.Module]) -> None:
-    """Put the live module where the new one shares a part with modules outside of every site.
+def shared_parts(
+    built: Built, owner: nn.Module, skeleton: Skeleton, new_of: dict[int, nn.Module]
+) -> None:
+    """Put the live module where the new one was given a part of the skeleton it was built from.
+
+    T5 hands its embedding to the constructors of both stacks: in a new stack that part is the
+    skeleton's, and has to be the model's own.
 
     Args:
-        built: One new module whose arguments held modules of its skeleton.
-        modules: Id of a skeleton's module → the live module in its place.
+        built: A new module.
+        owner: The model it is for.
+        skeleton: The structure of the owner.
+        new_of: Id of an old module that is replaced too → the new one in its place.
     """
     for parent in list(built.module.modules()):
         for name, child in list(parent._modules.items()):
-            if child is not None and id(child) in modules:
-                parent._modules[name] = modules[id(child)]
+            place = skeleton.places.get(id(child)) if child is not None else None
+            if place is None:
+                continue
+            try:
+                live = owner.get_submodule(place)
+            except AttributeError:
+                continue
+            parent._modules[name] = new_of.get(id(live), live)
 
 
 def _set_training(

@@ -169,7 +169,6 @@ def fill(built: Built, converted: Converted, place: str, mapping: PatchMapping) 
     old = _tensors_of(site.module)
     filled = Filled()
     classes: set[type[nn.Module]] = {site.original}
-    device, dtype = _device_and_dtype(site)
     grads = [p.requires_grad for p in site.module.parameters()]
     requires_grad = any(grads) if grads else True
     waiting: list[tuple[nn.Module, str, str]] = []
@@ -224,6 +223,7 @@ def fill(built: Built, converted: Converted, place: str, mapping: PatchMapping) 
     if waiting or plain:
         assert built.recipe is not None, "a finished module has nothing on the meta device"
         fresh = any(name in module._parameters for module, _, name in waiting)
+        device, dtype = _device_and_dtype(site)
         with _default_dtype(dtype):
             cpu = construct(built.recipe, mapping, classes, torch.device("cpu"), random_init=fresh)
         for module, prefix, name in waiting:
@@ -286,6 +286,8 @@ def _device_and_dtype(site: Site) -> tuple[torch.device, torch.dtype | None]:
             device = device or tensor.device
             if dtype is None and tensor.is_floating_point():
                 dtype = tensor.dtype
+            if device is not None and dtype is not None:
+                return device, dtype
     return device or torch.device("cpu"), dtype
 
 

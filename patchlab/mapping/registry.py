@@ -175,7 +175,9 @@ def unregister_patch_mapping(keys: Iterable[str] | str) -> None:
 
 def get_patch_mapping() -> dict[str, type[nn.Module]]:
     """Return a copy of what is registered: key → replacement class, in order."""
-    return registered_patches()
+    # Under the lock: keys that are removed together go one after the other.
+    with patch_registry() as registry:
+        return dict(registry)
 
 
 def clear_patch_mapping() -> None:
@@ -214,8 +216,13 @@ def restore_registry(state: RegistryState) -> None:
     """Bring the registry back to a state, order included; write nothing if it is there."""
     if list(registered_patches().items()) != list(state.entries.items()):
         with _LOCK, patch_registry() as registry:
-            registry.clear()
+            # What stays is never taken out: a build in another thread reads without the lock.
+            for key in [key for key in registry if key not in state.entries]:
+                del registry[key]
             registry.update(state.entries)
+            if list(registry) != list(state.entries):
+                registry.clear()
+                registry.update(state.entries)
     if _provenance != state.provenance:
         _provenance.clear()
         _provenance.update(state.provenance)

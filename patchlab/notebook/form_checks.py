@@ -91,7 +91,7 @@ class Answer:
         here: The number of modules of the target that the key decides.
         class_problem: Why the class cannot be a replacement.
         class_note: Where the class is from and what it is built with.
-        findings: Of the key, or of the preview.
+        findings: Of the key, or of the preview; of other keys, only errors while one is typed.
         marks: What to mark in the tree.
         preview: What all rules together would do to the target.
         whole: Whether this is all, and nothing more is to come.
@@ -138,7 +138,13 @@ def answer(
     tell(replace(told, whole=False))
     load_catalog(progress=False)  # The preview would show a bar, from this thread.
     shown = preview(target.value, rules)
-    tell(replace(told, preview=shown, findings=shown.findings, marks=preview_marks(shown)))
+    findings = shown.findings
+    if question.key:
+        # What is registered was judged when it was; its errors are errors of this model too.
+        findings = tuple(
+            f for f in findings if f.key in ("", question.key) or f.severity == "error"
+        )
+    tell(replace(told, preview=shown, findings=findings, marks=preview_marks(shown)))
 
 
 def find_class(name: str, namespace: Mapping[str, Any]) -> type[nn.Module]:

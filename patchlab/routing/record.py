@@ -89,8 +89,8 @@ def record_routing(model: nn.Module, *, side_towers: bool = False) -> Iterator[R
     `use_cache=False` it runs each prefix anew, and that is what is recorded). Inside
     `replay_routing` what is imposed is recorded.
 
-    It is recorded what runs in this thread (or task): each thread may record for itself, on one
-    model too. With several ranks each records its own tokens.
+    What runs in this thread (or task) is recorded, and nothing else: each thread may record for
+    itself, on one model too. With several ranks each records its own tokens.
 
     Args:
         model: A base model, one with a head, a compiled or wrapped one.

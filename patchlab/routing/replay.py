@@ -92,8 +92,8 @@ class Replayer(Watcher):
                 self._cursors[owner] = running.after
             self._calls.update(running.calls)
 
-    def forced(self, site: RouterSite) -> tuple[torch.Tensor, bool] | None:
-        """Return the experts of the pass's tokens for a router, on the router's device."""
+    def forced(self, site: RouterSite, device: torch.device) -> tuple[torch.Tensor, bool] | None:
+        """Return the experts of the pass's tokens for a router."""
         running = self._running.get(site.owner)
         if running is None:
             raise RoutingError(
@@ -102,7 +102,6 @@ class Replayer(Watcher):
                 f"its forward; if it is compiled, hand the compiled model to replay_routing, or "
                 f"compile it inside the block."
             )
-        device = _device_of(site.module)
         fqn = self._routers[site.fqn].fqn
         index = self._on(fqn, device)
         if self._has_own_tokens(site):
@@ -134,14 +133,6 @@ class Replayer(Watcher):
         if key not in self._moved:
             self._moved[key] = self._routes.indices[fqn].to(device)
         return self._moved[key]
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    # Buffers may be alone (a look-up table); a router without either cannot choose.
-    tensor: torch.Tensor | None = next(module.parameters(), None)
-    if tensor is None:
-        tensor = next(module.buffers(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Watcher:
     def end_pass(self, owner: str) -> None:
         """Hear that the pass has come to its end. One that fails never does."""
 
-    def forced(self, site: RouterSite) -> tuple[torch.Tensor, bool] | None:
+    def forced(self, site: RouterSite, device: torch.device) -> tuple[torch.Tensor, bool] | None:
         """Return the experts to choose and whether some of them are live; None to leave it."""
 
     def chosen(self, site: RouterSite, index: torch.Tensor) -> None:
@@ -183,7 +183,8 @@ def _run(
             return own(*args, **kwargs)
 
     # Each by its own site: one may watch the whole model, another a part under other names.
-    wishes = (watcher.forced(watcher.sites[key]) for watcher in reversed(watching))
+    device = _device(args, kwargs)
+    wishes = (watcher.forced(watcher.sites[key], device) for watcher in reversed(watching))
     forced = next((wish for wish in wishes if wish is not None), None)
     place = _OUTPUT_PLACES.get(type(module), {}).get(module.training)
     if forced is None and place is not None and not torch.is_grad_enabled():
@@ -203,6 +204,12 @@ def _run(
     for watcher in watching:
         watcher.chosen(watcher.sites[key], index)
     return output
+
+
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    # Of what is routed and not of the weights, which accelerate may keep elsewhere until they run.
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _chosen(

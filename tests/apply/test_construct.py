@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 import gc
+import importlib
 import signal
 import subprocess
 import sys
@@ -318,6 +319,16 @@ def test_a_patched_model_compiles_whole_and_scopes_do_not_compile_it_again():
     assert len(graphs) == 1
     for each in (inside, outside, under):
         assert torch.allclose(each, plain, atol=1e-6)
+
+
+def test_what_is_first_imported_inside_keeps_its_documentation():
+    """transformers writes it to the constructor as the class is defined."""
+    name = "transformers.models.nanochat.modeling_nanochat"
+    documented = importlib.import_module(name).NanoChatModel.__init__.__doc__
+    assert "config" in documented
+    with patchlab.patched({".*NanoChat.*": PlainMLP}, on_finding="ignore"):
+        again = importlib.reload(sys.modules[name])
+    assert again.NanoChatModel.__init__.__doc__ == documented
 
 
 def memory_of(scopes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -160,3 +161,34 @@ def test_two_threads_cannot_both_register_one_key():
         thread.join()
     assert len(won) == 1
     assert patchlab.get_patch_mapping() == {"LlamaMLP": won[0]}
+
+
+def test_what_is_returned_is_a_copy():
+    patchlab.register_patch_mapping({"LlamaMLP": SubMLP})
+    patchlab.get_patch_mapping()["BertLayer"] = PlainMLP
+    assert patchlab.get_patch_mapping() == {"LlamaMLP": SubMLP}
+
+
+def test_a_reader_never_sees_half_of_what_is_registered_together():
+    """One thread registers and removes them, the other reads all the while."""
+    seen, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.append(len(patchlab.get_patch_mapping()))
+
+    reader = threading.Thread(target=read)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader.start()
+    try:
+        keys = [f"Class{i}" for i in range(1000)]
+        for _ in range(40):
+            patchlab.register_patch_mapping(dict.fromkeys(keys, SubMLP))
+            patchlab.unregister_patch_mapping(keys)
+    finally:
+        done.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+    assert seen
+    assert set(seen) <= {0, 1000}

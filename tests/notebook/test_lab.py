@@ -149,6 +149,19 @@ def test_what_is_registered_is_part_of_what_is_shown(panel):
     assert marked(panel) == {"pattern": [f"encoder.layer.{i}.attention.self" for i in range(2)]}
 
 
+def test_of_registered_keys_only_errors_are_told_while_another_is_typed(panel):
+    patchlab.register_patch_mapping({"LlamaMLP": CountingAttention})
+    panel.form.refresh()
+    assert {finding.key for finding in panel.findings} == {"LlamaMLP"}
+    panel.form.key.value, panel.form.cls.value = NARROW, "MyAttention"
+    assert panel.preview.counts == {"LlamaMLP": 0, NARROW: 2}
+    assert {finding.key for finding in panel.findings} <= {NARROW}
+    patchlab.register_patch_mapping({".*Attention": CountingAttention})
+    panel.form.key.value, panel.form.cls.value = "BertPooler", "RefusingMLP"
+    panel.form.refresh()
+    assert {finding.key for finding in panel.findings} == {".*Attention", "BertPooler"}
+
+
 @pytest.mark.parametrize("registered", [False, True])
 def test_code_shows_the_same_preview(panel, namespace, registered):
     if registered:

@@ -287,6 +287,56 @@ def tiny_model(family, seed=0, **own):
     return model.eval()
 
 
+IMAGE, IMAGE_START = 150, 152
+
+
+def tiny_vision_language_model(seed=0):
+    """A model that looks at images of four tokens each, and routes their tokens with the text's."""
+    text = tiny_config("qwen3_vl_moe_text", vocab_size=160)
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    torch.manual_seed(seed)
+    config = transformers.Qwen3VLMoeConfig(
+        text_config=text.to_dict(),
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=151,
+        vision_start_token_id=IMAGE_START,
+        vision_end_token_id=153,
+    )
+    model = transformers.Qwen3VLMoeForConditionalGeneration(config)
+    _spread(model, torch.Generator().manual_seed(seed + 1))
+    return model.eval()
+
+
+def image_tokens(model, batch_size=2, length=12):
+    """Inputs with one image in each sequence, the first sequence padded on the left by one."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 100, (batch_size, length), generator=generator)
+    ids[:, 1], ids[:, 2:6] = IMAGE_START, IMAGE
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "pixel_values": torch.randn(batch_size * 16, 3 * 2 * 4 * 4, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * batch_size),
+    }
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    return inputs
+
+
 def _auto_class(config):
     for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
         if type(config) in auto._model_mapping:

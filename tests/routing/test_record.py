@@ -7,7 +7,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from patchlab.errors import RoutingError
 from patchlab.routing import find_routers, record_routing, replay_routing
-from tests.routing.families import tiny_model, tokens, with_cache
+from tests.routing.families import (
+    image_tokens,
+    tiny_model,
+    tiny_vision_language_model,
+    tokens,
+    with_cache,
+)
 
 IDS = torch.randint(3, 100, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -152,6 +158,27 @@ def test_base_model_and_head_give_the_same(model):
 
     assert base.layers[0] == "layers.0.mlp.gate"
     assert head.agreement(base).ok
+
+
+def test_vision_language_model_is_recorded_with_its_images():
+    """Its text model gets embeddings and a mask; images have routes as text has, in steps too."""
+    model = tiny_vision_language_model()
+    inputs = image_tokens(model)
+    with torch.no_grad():
+        with record_routing(model) as trace:
+            plain = model(**inputs).logits
+        with replay_routing(model, trace):
+            assert torch.equal(model(**inputs).logits, plain)
+        with record_routing(model) as generated:
+            model.generate(**inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+
+    assert trace.layers[0] == "model.language_model.layers.0.mlp.gate"
+    assert trace.num_tokens == 24
+    assert int((trace.to_list()[0] < 0).sum()) == 2
+    assert [block.length for block in generated.blocks["model.language_model"]] == [15]
+    for fqn in trace.layers:
+        start = generated.indices[fqn].unflatten(0, (2, 15))[:, :12].flatten(0, 1)
+        assert torch.equal(start, trace.indices[fqn])
 
 
 def test_encoder_and_decoder_have_their_own_tokens():
