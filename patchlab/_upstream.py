@@ -278,17 +278,17 @@ def string_keyed_recorders() -> Iterator[None]:
 _STRING_KEYED: dict[object, type] = {}
 
 
-def _string_keyed(own: type) -> type:
+def _string_keyed(own: Any) -> type:
     def get(self: dict[str, Any], key: Any, *default: Any) -> Any:
         if isinstance(key, str):
             return dict.get(self, key, *default)
-        return own.get(self, key)  # type: ignore[attr-defined]
+        return own.get(self, key)
 
     def set_item(self: dict[str, Any], key: Any, value: Any) -> None:
         if isinstance(key, str):
             dict.__setitem__(self, key, value)
         else:
-            own.__setitem__(self, key, value)  # type: ignore[attr-defined]
+            own.__setitem__(self, key, value)
 
     return type("StringKeyedRegistry", (own,), {"get": get, "__setitem__": set_item})
 

@@ -19,6 +19,7 @@ and run again: the next call finishes what the last one left.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -210,8 +211,9 @@ def _unwrap(cls: type) -> None:
     wrapping = _WRAPPED[cls]
     if vars(cls).get("__init__") is wrapping.wrapper:
         # A decorator of a class that was defined inside a scope has written to our wrapper.
-        if wrapping.wrapper.__doc__ != wrapping.original.__doc__:
-            wrapping.original.__doc__ = wrapping.wrapper.__doc__
+        documented = wrapping.wrapper.__doc__
+        if documented != wrapping.original.__doc__ and inspect.isfunction(wrapping.original):
+            wrapping.original.__doc__ = documented
         if wrapping.had_own:
             cls.__init__ = wrapping.original  # type: ignore[misc]
         else:

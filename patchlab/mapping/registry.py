@@ -155,8 +155,8 @@ def unregister_patch_mapping(keys: Iterable[str] | str) -> None:
     for key in wanted:
         if not isinstance(key, str):
             raise MappingTypeError(
-                f"key {key!r} is a {type(key).__name__}; give the keys as they were registered, as "
-                f"strings. Nothing was removed."
+                f"key {key!r} is of type {type(key).__name__}; give the keys as they were "
+                f"registered, as strings. Nothing was removed."
             )
     with _LOCK, patch_registry() as registry:
         for key in wanted:

@@ -53,7 +53,7 @@ def check_key(key: Any) -> str:
     """
     if not isinstance(key, str):
         raise MappingTypeError(
-            f"key {key!r} is a {type(key).__name__}; a key is a string: a class name such as "
+            f"key {key!r} is of type {type(key).__name__}; a key is a string: a class name such as "
             f"'LlamaMLP', or a pattern such as '^Llama(MLP|Attention)$'.{_name_hint(key)}"
         )
     if not key.strip():

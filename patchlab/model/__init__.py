@@ -1,1 +1,1 @@
-"""What a model is: its classes, its tree, its structure from a config, and every class installed."""
+"""What a model is: its tree, what differs between two, its skeleton, and every known class."""

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from patchlab._upstream import is_transformers_name, pretrained_model_class
-from patchlab.errors import TargetError
+from patchlab.errors import PatchlabError, TargetError
 from patchlab.model.catalog import load_catalog
 
 T = TypeVar("T")
@@ -36,13 +36,33 @@ def skeleton(target: Any) -> nn.Module:
         A model on the meta device. A plain module without a config is returned as it is.
 
     Raises:
-        TargetError: The target is none of these, or no architecture of transformers is known for
-            it.
+        TargetError: The target is none of these, no architecture of transformers is known for it,
+            or its model cannot be built.
     """
     if isinstance(target, nn.Module) and getattr(target, "config", None) is None:
         return target
     build, config = model_builder(target)
-    return build(config)
+    return build_unpatched(build, config)
+
+
+def build_unpatched(build: Callable[[Any], nn.Module], config: Any) -> nn.Module:
+    """Call what `model_builder` returned, where no patch can be to blame if it fails.
+
+    Raises:
+        TargetError: The model's own constructor fails.
+    """
+    try:
+        return build(config)
+    except PatchlabError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = ": ".join([type(error).__name__, *lines[:1]]).rstrip(".")
+        todo = "" if isinstance(error, ImportError) else " Give a config that fits the model."
+        raise TargetError(
+            f"no model can be built from this {type(config).__name__}, patched or not. {told}."
+            f"{todo}"
+        ) from error
 
 
 def model_builder(target: Any) -> tuple[Callable[[Any], nn.Module], Any]:
@@ -64,9 +84,11 @@ def model_builder(target: Any) -> tuple[Callable[[Any], nn.Module], Any]:
     if isinstance(target, str | Path):
         target = _read_config(target)
     if not _is_config(target):
+        got = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+        instance = " Of a class, give an instance." if isinstance(target, type) else ""
         raise TargetError(
-            f"got {type(target).__name__} {target!r}; give a model, a config of transformers, a "
-            f"checkpoint folder or a model id."
+            f"got {got}; give a model, a config of transformers, a checkpoint folder or a model "
+            f"id.{instance}"
         )
     return _on_meta(model_class_of(target)), target
 
@@ -92,7 +114,7 @@ def model_class_of(config: Any) -> type[nn.Module]:
 
 
 def _class_in_catalog(config_class: type) -> type[nn.Module]:
-    """Return the model of a config that no Auto class knows, such as a tower's of a larger model."""
+    """Return the model of a config that no Auto class knows, such as a tower's."""
     entry = load_catalog().configs.get(config_class.__name__)
     if entry is None or not is_transformers_name(config_class.__module__):
         raise TargetError(
@@ -179,8 +201,13 @@ def _read_config(target: str | Path) -> Any:
 
     try:
         return transformers.AutoConfig.from_pretrained(str(target), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # OSError, ValueError and KeyError for what is missing, and whatever a config's own
+        # validation raises for what is wrong in it, of which the second line says why.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        known = isinstance(error, OSError | ValueError | KeyError)
+        told = " ".join(lines[: 1 if known else 2]) or type(error).__name__
         raise TargetError(
-            f"no config could be read from {str(target)!r}: {str(error).strip().splitlines()[0]} "
+            f"no config could be read from {str(target)!r}: {told} "
             f"Give a folder that holds a config.json, or the id of a model in the local cache."
         ) from error

@@ -16,6 +16,7 @@ from patchlab.plan.wording import (
     forward_parameters,
     listed,
     named_parameters,
+    needs_values,
     quantity,
     signature_of,
     takes_any_keyword,
@@ -75,6 +76,10 @@ def build_failure(evidence: Evidence) -> Iterator[Finding]:
         code, what = "PL204", f"the code that builds {failure.subject} failed"
         todo = "It reads something of the original that the replacement has not: add it."
     cannot = "be built" if evidence.after is None else "be built with from_config"
+    if needs_values(failure.error):
+        # Without a patch nothing fails like this: transformers' own models are built this way.
+        cannot = "be built on the meta device, where from_pretrained builds it too"
+        todo = "Compute there without reading the values of tensors."
     yield Finding(
         code,
         "error",

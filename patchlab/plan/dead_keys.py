@@ -72,11 +72,15 @@ def _never_decides(rule: PatchRule, names: list[str], winners: list[str]) -> Fin
 
 
 def _dead(rule: PatchRule, class_names: Collection[str], known_names: Iterable[str]) -> Finding:
-    loaded = {cls.__name__ for cls in loaded_module_classes()}
+    loaded_classes = set(loaded_module_classes())
+    loaded = {cls.__name__ for cls in loaded_classes}
     elsewhere = sorted(name for name in loaded if rule.matches(name))
     in_torch = sorted(name for name in _torch_class_names() if rule.matches(name))
     suggestion = ""
-    if in_torch:
+    own = rule.replacement.__name__
+    if own in class_names and rule.replacement in loaded_classes and rule.matches(own):
+        reason = f"{own} is what the model has there already. Give another class."
+    elif in_torch:
         reason = (
             f"{_listed(in_torch)} {'is' if len(in_torch) == 1 else 'are'} torch's own, and only "
             f"classes of transformers are replaced at construction. To replace these modules in a "

@@ -103,7 +103,8 @@ class Evidence:
     def containers(self) -> tuple[Container, ...]:
         """The matched classes of the target that hold matched classes, from tree and source.
 
-        A root that no model of its config can hold is no container: it is judged as the root (PL204).
+        A root that no model of its config can hold is no container; it is judged as the root
+        (PL204).
         """
         modules = [(n.fqn, f"{n.python_module}.{n.class_name}") for n in self.before.nodes]
         inside = set(full_names(self.catalog, self._parts))

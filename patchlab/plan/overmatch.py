@@ -141,11 +141,17 @@ def swallowed_modules(evidence: Evidence) -> Iterator[Finding]:
 
 
 def several_roles(evidence: Evidence) -> Iterator[Finding]:
-    """PL108: one rule, several signatures, roles under one parent, or sub-models."""
+    """PL108: one rule, several signatures, roles under one parent, or sub-models.
+
+    Told of rules that match several classes: the places of one class cannot have a rule each, and
+    whatever replaces it serves them all, as the class did.
+    """
     dropped = {container.class_name for container in evidence.containers}
     for rule in evidence.mapping:
         mine = [r for r in evidence.plan if r.rule is rule]
         leaves = [r for r in mine if r.original.__name__ not in dropped]
+        if len(leaves) < 2:
+            continue
         said = [*_signatures(leaves), *_roles(leaves), *_towers(evidence, leaves)]
         if said:
             yield Finding(
@@ -251,13 +257,13 @@ def _signatures(replacements: list[Replacement]) -> Iterator[str]:
 
 
 def _roles(replacements: list[Replacement]) -> Iterator[str]:
-    roles: dict[str, set[str]] = {}
+    roles: dict[str, dict[str, type]] = {}
     for replacement in replacements:
         for fqn in replacement.fqns:
             parent, _, name = fqn.rpartition(".")
             if not name.isdigit():
-                roles.setdefault(parent, set()).add(name)
-    several = [(parent, names) for parent, names in roles.items() if len(names) > 1]
+                roles.setdefault(parent, {})[name] = replacement.original
+    several = [(parent, names) for parent, names in roles.items() if len({*names.values()}) > 1]
     if several:
         parent, names = several[0]
         yield f"{listed(sorted(names))} under one parent, first at {parent or 'the root'!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,16 @@ def takes_any_keyword(cls: type[nn.Module]) -> bool:
 def named_parameters(names: Sequence[str]) -> list[str]:
     """Return the names that an argument can be given by."""
     return [name for name in names if not name.startswith("*")]
+
+
+def needs_values(error: str) -> bool:
+    """Tell whether an error is one of the meta device, on which tensors have no values.
+
+    Torch has no one class for it: `.item()` raises a RuntimeError, `.nonzero()` a
+    NotImplementedError, `.numpy()` a TypeError, and a tensor of another device a RuntimeError
+    (torch 2.13.0). All of them name the device.
+    """
+    return re.search(r"(?i)(?<![a-z])meta(?![a-z])", error) is not None
 
 
 def _names(signature: inspect.Signature | None) -> tuple[str, ...]:

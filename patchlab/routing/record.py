@@ -52,7 +52,7 @@ class Recorder(Watcher):
                 f"compile it inside the block."
             )
         notes = self._running[site.owner][1].setdefault(site.fqn, [])
-        rows = index.detach().reshape(-1, site.top_k)
+        rows = index.detach() if index.dim() == 2 else index.detach().reshape(-1, site.top_k)
         if rows.numel() * len(self._order) > _AT_ONCE:
             rows = rows.to(self._dtype)
         notes.append(rows)

@@ -93,8 +93,8 @@ def watchers() -> tuple[Watcher, ...]:
 
 # Weak on both sides: a subclass keeps its base, and a class in a notebook should be able to die.
 _ROUTED: weakref.WeakKeyDictionary[type, weakref.ref[type[nn.Module]]] = weakref.WeakKeyDictionary()
-# Where in a router's output the very tensor of its choice was found, by class and training flag.
-_OUTPUT_PLACES: weakref.WeakKeyDictionary[type, dict[bool, int]] = weakref.WeakKeyDictionary()
+# A dict on the subclass: where in its output the very tensor of the choice was, by `training`.
+_PLACES = "_patchlab_places"
 
 
 def routed_class(original: type[nn.Module]) -> type[nn.Module]:
@@ -120,6 +120,7 @@ def routed_class(original: type[nn.Module]) -> type[nn.Module]:
     body = {
         "forward": forward,
         "__reduce_ex__": __reduce_ex__,
+        _PLACES: {},
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
@@ -183,10 +184,12 @@ def _run(
             return own(*args, **kwargs)
 
     # Each by its own site: one may watch the whole model, another a part under other names.
-    device = _device(args, kwargs)
-    wishes = (watcher.forced(watcher.sites[key], device) for watcher in reversed(watching))
-    forced = next((wish for wish in wishes if wish is not None), None)
-    place = _OUTPUT_PLACES.get(type(module), {}).get(module.training)
+    forced = None
+    for watcher in reversed(watching):
+        if watcher.imposes and forced is None:
+            forced = watcher.forced(watcher.sites[key], _device(args, kwargs))
+    places: dict[bool, int] = getattr(type(module), _PLACES, {})
+    place = places.get(module.training)
     if forced is None and place is not None and not torch.is_grad_enabled():
         # Nothing to impose and no graph to keep equal: take the choice from where it was found
         # before. Watching every operation costs 20 µs for each layer, this costs 2.
@@ -228,7 +231,7 @@ def _chosen(
 def _note_place(module: nn.Module, output: tuple[Any, ...], index: torch.Tensor) -> None:
     for place, part in enumerate(output):
         if part is index:
-            _OUTPUT_PLACES.setdefault(type(module), {})[module.training] = place
+            getattr(type(module), _PLACES, {})[module.training] = place
 
 
 def _unbound(site: RouterSite) -> RoutingError:

@@ -21,6 +21,7 @@ from patchlab._upstream import initialize_module, pretrained_model_class
 from patchlab.apply.construct import Construction, Frame, close_frame, open_frame
 from patchlab.apply.hooks import without_registered
 from patchlab.mapping.rules import PatchMapping
+from patchlab.model.skeleton import build_unpatched
 from patchlab.plan.evidence import BuildFailure, ConstructorCall, ForwardCall
 
 BATCH, LENGTH = 3, 4
@@ -39,11 +40,11 @@ def build_observed(build: Callable[[Any], nn.Module], config: Any, mapping: Patc
     """Build the unpatched skeleton and note how the matched classes are constructed in it.
 
     Raises:
-        Exception: Whatever the model's own constructor raises: without a patch that is no finding.
+        TargetError: The model's own constructor fails: without a patch that is no finding.
     """
     noted: list[Construction] = []
     with _framed(Frame(mapping, constructions=noted)):
-        model = build(config)
+        model = build_unpatched(build, config)
     return Built(model, calls=_distinct_calls(noted))
 
 
@@ -110,8 +111,12 @@ def run_forward(model: nn.Module, fqns: Iterable[str]) -> tuple[dict[str, Forwar
 
 
 def _is_holder(module: nn.Module) -> bool:
-    """Tell whether a module is a list or dict of modules, whose forward nobody calls."""
-    return isinstance(module, nn.ModuleList | nn.ModuleDict)
+    """Tell whether a module is a list or dict of modules that has no forward to call.
+
+    A subclass may well have one, as a list of experts that routes to them.
+    """
+    is_holder = isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return is_holder and type(module).forward in (nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from patchlab.plan.analyses import judge
 from patchlab.plan.evidence import Evidence, ForwardCall
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import PatchPlan, Replacement, grouped
-from patchlab.plan.wording import quantity
+from patchlab.plan.wording import needs_values, quantity
 from patchlab.render.numbers import human
 from patchlab.render.rows import Mark, Table, Tone
 from patchlab.render.shown import Shown
@@ -162,8 +162,9 @@ def preview(
 
     Raises:
         MappingError: A rule can never work.
-        TargetError: The target is none of the above. What goes wrong in the *patched* model is a
-            finding and never raised.
+        ApplyError: A replacement that no instance can become, such as one with `__slots__`.
+        TargetError: The target is none of the above, or cannot be built even unpatched. What goes
+            wrong in the *patched* model is a finding and never raised.
     """
     check_conversions(conversions)
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
@@ -208,6 +209,9 @@ def gather(target: Any, rules: PatchMapping) -> Evidence:
     failed = ""
     if first and patched.model is not None and not cannot:
         calls_after, failed = run_forward(patched.model, first)
+        if needs_values(failed):
+            # A forward that reads values runs on real tensors; here it is judged without a run.
+            calls_after, failed = {}, ""
     return Evidence(
         rules,
         plan,

@@ -1,0 +1,137 @@
+"""A preview raises no false alarm, and refuses what no model can be built from with the reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaRMSNorm
+
+import patchlab
+from patchlab.errors import TargetError
+from patchlab.model.skeleton import skeleton
+from patchlab.plan.wording import needs_values
+from tests.toys import SubMLP, llama_config
+
+
+def told(preview, *severities):
+    return [f.code for f in preview.findings if f.severity in severities]
+
+
+def message(preview, code):
+    return next(f.message for f in preview.findings if f.code == code)
+
+
+class SubNorm(LlamaRMSNorm):
+    pass
+
+
+@pytest.mark.parametrize("key", ["^LlamaRMSNorm$", "LlamaRMSNorm$"])
+def test_the_places_of_one_class_are_no_different_roles(key):
+    preview = patchlab.preview(llama_config(), {key: SubNorm})
+    assert sum(preview.counts.values()) > 2
+    assert told(preview, "error", "warning") == []
+
+
+class ReadsAnItem(LlamaMLP):
+    def forward(self, x):
+        return super().forward(x * 0 if x.abs().max().item() > 1e9 else x)
+
+
+class ReadsIndices(LlamaMLP):
+    def forward(self, x):
+        return super().forward(x) if len((x > 1e9).nonzero()) else x
+
+
+class ReadsAnArray(LlamaMLP):
+    def forward(self, x):
+        return super().forward(x + x.numpy().max())
+
+
+class HoldsAConstant(LlamaMLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = torch.ones(config.hidden_size, device="cpu")
+
+    def forward(self, x):
+        return super().forward(x * self.scale)
+
+
+@pytest.mark.parametrize("cls", [ReadsAnItem, ReadsIndices, ReadsAnArray, HoldsAConstant])
+def test_a_forward_that_needs_values_is_no_error(cls):
+    assert told(patchlab.preview(llama_config(), {"^LlamaMLP$": cls}), "error", "warning") == []
+
+
+def test_a_forward_that_fails_for_another_reason_still_is_an_error():
+    class Breaks(LlamaMLP):
+        def forward(self, x):
+            raise ValueError("metadata of no use")
+
+    preview = patchlab.preview(llama_config(), {"^LlamaMLP$": Breaks})
+    assert "metadata of no use" in message(preview, "PL203")
+
+
+def test_only_the_device_by_its_name_is_taken_for_the_meta_device():
+    assert needs_values("Tensor.item() cannot be called on meta tensors")
+    assert needs_values("The register_meta function for torch.nonzero() raises")
+    assert not needs_values("MetaClipModel has no attribute 'metadata'")
+    assert not needs_values("")
+
+
+class ReadsWhenBuilt(LlamaMLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = torch.linspace(0, 1, 3)[-1].item()
+
+
+def test_a_constructor_that_reads_values_is_told_where_it_fails():
+    preview = patchlab.preview(llama_config(), {"^LlamaMLP$": ReadsWhenBuilt})
+    assert "on the meta device, where from_pretrained builds it" in message(preview, "PL201")
+
+
+class ListWithForward(nn.ModuleList):
+    def __init__(self, config):
+        super().__init__([nn.Linear(config.hidden_size, config.hidden_size)])
+
+    def forward(self, x):
+        return self[0](x)
+
+
+class ListWithoutForward(nn.ModuleList):
+    def __init__(self, config):
+        super().__init__([nn.Linear(config.hidden_size, config.hidden_size)])
+
+
+def test_a_list_of_modules_with_a_forward_is_seen_to_be_called():
+    preview = patchlab.preview(llama_config(), {"^LlamaMLP$": ListWithForward})
+    assert told(preview, "error", "warning", "info") == []
+    assert not patchlab.preview(llama_config(), {"^LlamaMLP$": ListWithoutForward}).ok
+
+
+def test_a_class_in_its_own_place_is_told_as_such():
+    preview = patchlab.preview(llama_config(), {"^LlamaMLP$": LlamaMLP})
+    assert preview.counts == {"^LlamaMLP$": 0}
+    assert "LlamaMLP is what the model has there already" in message(preview, "PL104")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"hidden_size": "x"}, "expected int"),
+        ({"hidden_size": 30, "num_attention_heads": 7}, "not a multiple"),
+        ({"architectures": ["BertModel"]}, "type_vocab_size"),
+    ],
+)
+def test_a_config_that_builds_no_model_is_refused_with_the_reason(tmp_path, written, said):
+    tmp_path.joinpath("config.json").write_text(json.dumps({"model_type": "llama", **written}))
+    with pytest.raises(TargetError, match=said):
+        patchlab.preview(tmp_path, {"LlamaMLP": SubMLP})
+    with pytest.raises(TargetError, match=said):
+        skeleton(tmp_path)
+
+
+def test_a_class_is_refused_and_an_instance_asked_for():
+    with pytest.raises(TargetError, match=r"the class LlamaModel.*give an instance"):
+        patchlab.preview(LlamaModel, {"LlamaMLP": SubMLP})
