@@ -16,6 +16,8 @@ from tests.leakguard import changed, process_state
 settings.register_profile("patchlab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patchlab")
 
+STATE = pytest.StashKey[dict]()
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -31,7 +33,10 @@ def nothing_left_behind(request):
 
     A test that makes a leak on purpose is marked `leaks` and mends it itself.
     """
-    before = process_state()
+    # What the last test left is what this one finds: looking at all classes once is enough.
+    known = request.config.stash.setdefault(STATE, {})
+    before = known.get("state") or process_state()
     yield
-    left = changed(before, process_state())
+    known["state"] = after = process_state()
+    left = changed(before, after)
     assert not left, "left behind:\n" + "\n".join(left[:20])

@@ -9,17 +9,18 @@ from torch import nn
 NOTHING = object()
 
 
-def process_state() -> dict[tuple, object]:
+def process_state(within: str = "transformers.") -> dict[tuple, object]:
     """Everything in the loaded transformers modules that a patch could leave changed.
 
     Names bound to module classes, the `__init__` of each class, the registry, the conversions, the
-    recorders of classes and of the registry, and the two names in `modeling_utils`.
+    recorders of classes and of the registry, and the two names in `modeling_utils`. `within` limits
+    the names and classes to some Python modules, for who looks a thousand times.
     """
     state: dict[tuple, object] = {
         ("Module.__init_subclass__",): "__init_subclass__" in vars(nn.Module)
     }
     for module_name, module in list(sys.modules.items()):
-        if module is None or not (module_name + ".").startswith("transformers."):
+        if module is None or not (module_name + ".").startswith(within):
             continue
         for name, value in list(vars(module).items()):
             if isinstance(value, type) and issubclass(value, nn.Module):

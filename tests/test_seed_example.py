@@ -6,6 +6,8 @@ writes: equal logits, equal generation, and saved back to the same bytes.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -126,6 +128,14 @@ def test_swap_into_a_loaded_model_gives_equal_logits_and_saves_the_same(
         assert swapped.counts == {"Qwen2MoeExperts": 2, "Qwen2MoeAttention": 2}
         assert not swapped.report.constructed
         assert not swapped.report.dropped
+        # What was only split up (`down_proj`, one expert after the other) stays a view.
+        copied = ("qkv_proj.weight", "qkv_proj.bias", "experts.gate_proj", "experts.up_proj")
+        names = [re.sub(r"\.\d+", "", name) for name, _ in model.named_parameters()]
+        assert swapped.report.copied_bytes == sum(
+            parameter.nbytes
+            for name, parameter in zip(names, model.parameters(), strict=True)
+            if any(part in name for part in copied)
+        )
         assert torch.allclose(model(tokens()).logits, expected, rtol=0, atol=1e-5)
         model.save_pretrained(tmp_path / "swapped")
 

@@ -167,6 +167,7 @@ def fill(built: Built, converted: Converted, place: str, mapping: PatchMapping) 
     """
     site, new = built.site, built.module
     old = _tensors_of(site.module)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in old.values()}
     filled = Filled()
     classes: set[type[nn.Module]] = {site.original}
     grads = [p.requires_grad for p in site.module.parameters()]
@@ -184,7 +185,9 @@ def fill(built: Built, converted: Converted, place: str, mapping: PatchMapping) 
                 )
                 is_same = isinstance(made.tensor, nn.Parameter)
                 (filled.shared if is_same else filled.converted).append(full)
-                filled.copied_bytes += 0 if is_same else made.tensor.nbytes
+                # A tensor that was only split up is a view of the old one.
+                if made.tensor.untyped_storage().data_ptr() not in storages:
+                    filled.copied_bytes += made.tensor.nbytes
             elif (there := old.get(full)) is not None and isinstance(there, nn.Parameter):
                 _check_shape(there, parameter, full, site)
                 module._parameters[name] = there

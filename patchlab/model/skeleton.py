@@ -102,7 +102,7 @@ def model_class_of(config: Any) -> type[nn.Module]:
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
-        cls = getattr(transformers, name, None)
+        cls = getattr(transformers, name, None) if isinstance(name, str) else None
         if isinstance(cls, type) and issubclass(cls, nn.Module):
             return cls
     mapping = transformers.models.auto.modeling_auto.MODEL_MAPPING
@@ -199,8 +199,16 @@ def _is_config(target: Any) -> bool:
 def _read_config(target: str | Path) -> Any:
     import transformers
 
+    path = Path(target).expanduser()
+    if not path.exists() and (isinstance(target, Path) or path.is_absolute() or target[:1] == "."):
+        raise TargetError(
+            f"there is no {str(target)!r}. Give a folder that holds a config.json, or the id of a "
+            f"model in the local cache."
+        )
     try:
-        return transformers.AutoConfig.from_pretrained(str(target), trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(
+            str(path) if path.exists() else str(target), trust_remote_code=False
+        )
     except Exception as error:
         # OSError, ValueError and KeyError for what is missing, and whatever a config's own
         # validation raises for what is wrong in it, of which the second line says why.

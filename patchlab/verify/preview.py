@@ -15,7 +15,7 @@ from torch import nn
 
 from patchlab._upstream import is_transformers_name
 from patchlab.apply.conversions import check_conversions
-from patchlab.errors import FindingsError
+from patchlab.errors import FindingsError, TargetError
 from patchlab.mapping.matching import explain_match
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
@@ -163,8 +163,8 @@ def preview(
     Raises:
         MappingError: A rule can never work.
         ApplyError: A replacement that no instance can become, such as one with `__slots__`.
-        TargetError: The target is none of the above, or cannot be built even unpatched. What goes
-            wrong in the *patched* model is a finding and never raised.
+        TargetError: The target is none of the above, or no model can be built from it even
+            unpatched. What goes wrong in the *patched* model is a finding and never raised.
     """
     check_conversions(conversions)
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
@@ -189,12 +189,18 @@ def _preview(target: Any, rules: PatchMapping) -> Preview:
 
 def gather(target: Any, rules: PatchMapping) -> Evidence:
     """Build and run both skeletons of a target, and note what they show."""
-    if isinstance(target, nn.Module) and getattr(target, "config", None) is None:
-        before = module_tree(target)
-        plan = plan_for(before, rules)
-        return Evidence(rules, plan, target, before, None, None, load_catalog())
+    if isinstance(target, nn.Module):
+        # The hull that torch.compile puts around a model shares its config, and is never built.
+        target = getattr(target, "_orig_mod", target)
+        if getattr(target, "config", None) is None:
+            return _as_it_is(target, rules)
     build, config = model_builder(target)
-    observed = build_observed(build, config, rules)
+    try:
+        observed = build_observed(build, config, rules)
+    except TargetError:
+        if not isinstance(target, nn.Module):
+            raise
+        return _as_it_is(target, rules)  # such as a layer, which takes more than its config
     model = observed.model
     assert model is not None
     before = module_tree(model)
@@ -225,6 +231,12 @@ def gather(target: Any, rules: PatchMapping) -> Evidence:
         calls_after,
         failed,
     )
+
+
+def _as_it_is(model: nn.Module, rules: PatchMapping) -> Evidence:
+    """Judge a module that cannot be built a second time by its tree alone."""
+    before = module_tree(model)
+    return Evidence(rules, plan_for(before, rules), model, before, None, None, load_catalog())
 
 
 def plan_for(before: ModuleTree, rules: PatchMapping) -> PatchPlan:

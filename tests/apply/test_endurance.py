@@ -59,7 +59,7 @@ INTERRUPTED = """
         return patchlab.patched({"LlamaMLP": SubMLP}, conversions={"llama": []})
     with scope():
         pass
-    before = process_state()
+    before = process_state("transformers.models.llama.")
 
     def interrupt():
         while True:
@@ -92,7 +92,7 @@ INTERRUPTED = """
         outside = type(LlamaMLP(config))
         if (inside, outside) != (SubMLP, LlamaMLP) or construct.open_frame_count():
             wrong.append((inside.__name__, outside.__name__, construct.open_frame_count()))
-        wrong += changed(before, process_state())
+        wrong += changed(before, process_state("transformers.models.llama."))
     print(interrupts, wrong[:3])
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,3 +136,33 @@ def test_a_config_that_builds_no_model_is_refused_with_the_reason(tmp_path, writ
 def test_a_class_is_refused_and_an_instance_asked_for():
     with pytest.raises(TargetError, match=r"the class LlamaModel.*give an instance"):
         patchlab.preview(LlamaModel, {"LlamaMLP": SubMLP})
+
+
+@pytest.mark.parametrize("target", ["/no/such/folder", "./no-such", "~/no-such", Path("no-such")])
+def test_a_path_that_is_not_there_is_said_to_be_none_and_taken_for_no_model_id(target):
+    with pytest.raises(TargetError, match="there is no"):
+        patchlab.preview(target, {"LlamaMLP": SubMLP})
+
+
+def test_a_module_that_takes_more_than_its_config_is_judged_by_its_tree():
+    layer = LlamaModel(llama_config()).layers[0]
+    layer.config = llama_config()
+    preview = patchlab.preview(layer, {"^LlamaMLP$": SubMLP})
+    assert preview.counts == {"^LlamaMLP$": 1}
+    assert preview.after is None
+
+
+# torch's own, of what torch.compile imports.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_previewed_like_the_model():
+    model = LlamaModel(llama_config())
+    preview = patchlab.preview(torch.compile(model), {"^LlamaMLP$": SubMLP})
+    assert preview.counts == {"^LlamaMLP$": 2}
+    assert preview.after is not None
+    assert preview.before.root.class_name == "LlamaModel"
+
+
+def test_architectures_that_are_no_names_are_passed_over():
+    config = llama_config()
+    config.architectures = [None, 3]
+    assert patchlab.preview(config, {"^LlamaMLP$": SubMLP}).counts == {"^LlamaMLP$": 2}
