@@ -116,7 +116,11 @@ class PatchReport(Shown):
         if not models:
             return overmatches
         names = frozenset().union(*(model.class_names for model in models))
-        return ordered((*overmatches, *dead_key_findings(mapping, self.counts, names)))
+        dead = dead_key_findings(mapping, self.counts, names)
+        # A key whose replacement was begun and failed is not dead; the error has said what it is.
+        attempted = list(self._frame.attempted)
+        tried = {rule.key for cls in attempted if (rule := mapping.find(cls.__name__)) is not None}
+        return ordered((*overmatches, *(f for f in dead if f.key not in tried)))
 
     @property
     def ok(self) -> bool:

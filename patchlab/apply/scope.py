@@ -176,8 +176,13 @@ class Scope(AbstractContextManager[PatchReport]):
         Coroutine functions and generator functions are followed through their whole run.
 
         Raises:
-            ApplyError: An asynchronous generator function; use the scope inside it.
+            ApplyError: A class, or an asynchronous generator function; use the scope inside it.
         """
+        if isinstance(function, type):
+            raise ApplyError(
+                f"{function.__qualname__} is a class; a scope decorates functions. Decorate the "
+                f"method that builds models, or use `with patched(...):` where they are built."
+            )
         if inspect.isasyncgenfunction(function):
             raise ApplyError(
                 f"{function.__qualname__} is an asynchronous generator function, whose body runs "

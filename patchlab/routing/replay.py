@@ -162,9 +162,9 @@ def replay_routing(
             family. Later, before a forward runs: its tokens do not fit the trace.
 
     Example:
-        >>> with replay_routing(model, trace):  # doctest: +SKIP
-        ...     loss = model(input_ids=sequences, labels=labels).loss
-        >>> loss.backward()  # doctest: +SKIP
+        with replay_routing(model, trace):
+            loss = model(input_ids=sequences, labels=labels).loss
+        loss.backward()
     """
     sites = find_routers(model, side_towers=True)
     if not isinstance(trace, RoutingTrace):

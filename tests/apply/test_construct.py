@@ -313,6 +313,7 @@ def test_a_patched_model_compiles_whole_and_scopes_do_not_compile_it_again():
         assert torch.allclose(each, plain, atol=1e-6)
 
 
+@pytest.mark.reloads("transformers.models.nanochat.")
 def test_what_is_first_imported_inside_keeps_its_documentation():
     """transformers writes it to the constructor as the class is defined."""
     name = "transformers.models.nanochat.modeling_nanochat"

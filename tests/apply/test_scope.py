@@ -26,6 +26,7 @@ from tests.toys import (
     CountingAttention,
     OtherMLP,
     PlainMLP,
+    RefusingMLP,
     SubAttention,
     SubMLP,
     bert_config,
@@ -253,6 +254,7 @@ def test_matching_imports_no_modeling_code():
     assert set(sys.modules) == before
 
 
+@pytest.mark.reloads("transformers.models.nanochat.")
 def test_a_reloaded_python_module_is_patched_and_restored():
     import importlib
 
@@ -409,6 +411,18 @@ def test_a_decorated_asynchronous_generator_is_refused():
 
     with pytest.raises(ApplyError, match="asynchronous generator"):
         patchlab.patched({"LlamaMLP": SubMLP})(models)
+
+
+def test_a_decorated_class_is_refused():
+    with pytest.raises(ApplyError, match="is a class"):
+        patchlab.patched({"LlamaMLP": SubMLP})(dict)
+
+
+def test_a_key_whose_replacement_failed_is_not_called_dead():
+    scope = patchlab.patched({"LlamaMLP": RefusingMLP})
+    with pytest.raises(ValueError, match="refused"), scope as report:
+        transformers.LlamaModel(llama_config())
+    assert [f.code for f in report.findings] == []
 
 
 def test_a_worker_thread_sees_the_scope_only_in_a_copied_context():
