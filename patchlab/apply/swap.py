@@ -166,7 +166,7 @@ def swap(
     """
     if not isinstance(model, nn.Module):
         raise TargetError(
-            f"swap takes a model, got a {type(model).__name__}. To patch what is built "
+            f"swap takes a model, got {type(model).__name__}. To patch what is built "
             f"from a config or a folder, use patchlab.patched."
         )
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
