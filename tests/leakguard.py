@@ -42,7 +42,7 @@ def process_state(within: str = "transformers.") -> dict[tuple, object]:
             state["conversion", name] = id(items)
     if (capturing := sys.modules.get("transformers.utils.output_capturing")) is not None:
         for name, recorders in list(dict.items(capturing._CAN_RECORD_REGISTRY)):
-            state["recorders", name] = id(recorders)
+            state["recorders", name] = _names(recorders)
     return state
 
 
@@ -59,3 +59,17 @@ def _recorders(recorders: dict) -> tuple:
     return tuple(
         (name, id(spec), getattr(spec, "target_class", None)) for name, spec in recorders.items()
     )
+
+
+def _names(recorders: object) -> object:
+    """Name what recorders look for: a file that ran again has equal ones, and a patch has not."""
+    if not isinstance(recorders, dict):
+        return recorders
+    specs = {
+        name: found if isinstance(found, list | tuple) else [found]
+        for name, found in recorders.items()
+    }
+    return {
+        name: [str(getattr(spec, "target_class", spec)) for spec in found]
+        for name, found in specs.items()
+    }

@@ -10,6 +10,7 @@ source file and in the Python module it belongs to.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -127,7 +128,9 @@ def _belongs(cls: type, module_name: str, name: str) -> bool:
     """Tell at once, without reading source, that a binding is what its name says."""
     if cls.__module__ == module_name and cls.__qualname__ == name:
         return True
-    return cls.__name__ == name and is_transformers_name(cls.__module__)
+    # torch's own classes are bound under their own names in most modeling files.
+    package = cls.__module__.partition(".")[0]
+    return cls.__name__ == name and package in ("transformers", "torch")
 
 
 def _expected_home(module: ModuleType, name: str) -> ModuleType | None:
@@ -153,21 +156,28 @@ def _imported_from(source: str, name: str, module: ModuleType) -> str | None:
     """Return the full name of the Python module that a name is imported from, under that name."""
     if not re.search(rf"\b{re.escape(name)}\b", source):
         return None
+    package = module.__spec__.parent if module.__spec__ else module.__package__
+    return _imports(source, package or "").get(name)
+
+
+@functools.lru_cache(maxsize=128)
+def _imports(source: str, package: str) -> dict[str, str]:
+    """Return name → Python module for each `from … import name` that does not rename it."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return None
-    package = module.__spec__.parent if module.__spec__ else module.__package__
+        return {}
+    found: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and any(
-            alias.name == name and alias.asname in (None, name) for alias in node.names
-        ):
-            if not node.level:
-                return node.module
-            parents = (package or "").split(".")
-            base = parents[: len(parents) - node.level + 1]
-            return ".".join([*base, *([node.module] if node.module else [])])
-    return None
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        parents = package.split(".")
+        base = parents[: len(parents) - node.level + 1] if node.level else []
+        home = ".".join([*base, *([node.module] if node.module else [])])
+        for alias in node.names:
+            if alias.asname in (None, alias.name):
+                found.setdefault(alias.name, home)
+    return found
 
 
 def _original_class(module: ModuleType, name: str) -> type:

@@ -277,11 +277,12 @@ def test_a_pool_of_threads_that_was_there_before_builds_originals():
 
 def test_threads_that_load_with_one_registered_patch_all_get_it(tmp_path, monkeypatch):
     """In transformers this leaves the class swapped for good, at times."""
-    # Loads that overlap can leave transformers' own tie_weights switched off for the whole process
-    # (`initialization.no_tie_weights`, 5.24.0), patch or no patch; put back for the tests after
-    # this.
+    # Loads that overlap can leave transformers' own stand-ins for the process (`initialization`,
+    # 5.24.0: no_tie_weights, meta_device_safe_creation_ops), patch or no patch. Put back at the
+    # end.
     base = transformers.PreTrainedModel
     monkeypatch.setattr(base, "tie_weights", base.tie_weights)
+    monkeypatch.setattr(torch, "linspace", torch.linspace)
     transformers.LlamaForCausalLM(llama_config()).save_pretrained(tmp_path)
     patchlab.register_patch_mapping({"LlamaMLP": SubMLP})
 
