@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import torch
 from torch import nn
 
 NOTHING = object()
@@ -34,6 +35,8 @@ def process_state(within: str = "transformers.") -> dict[tuple, object]:
         state["registry",] = tuple(registry.items())
     if (utils := sys.modules.get("transformers.modeling_utils")) is not None:
         state["hooks",] = (utils.apply_patches, utils.patch_output_recorders)
+        # What transformers itself replaces for the time of a load, and loses when loads overlap.
+        state["stand-ins",] = (utils.PreTrainedModel.tie_weights, torch.linspace)
         state["post_init",] = vars(utils.PreTrainedModel)["post_init"]
     if (conversion := sys.modules.get("transformers.conversion_mapping")) is not None:
         state["user conversions",] = frozenset(conversion.USER_REGISTERED_MAPPINGS)
