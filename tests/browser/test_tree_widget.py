@@ -262,6 +262,28 @@ def test_reader_without_a_kernel_sees_the_static_tree(lab):
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_notebook_that_is_opened_again_keeps_its_tree(lab, trusted):
+    """Without its kernel, as on Binder: the twin is shown, and is in the file in any case."""
+    lab.open([MODELS, DIFF]).run_all()
+    expect(tree(lab)).to_be_visible()
+    saved = lab.save()
+    lab.server.end_sessions()
+    cells = [cell for cell in saved["cells"] if cell["cell_type"] == "code"]
+    lab.server.write("again.ipynb", [*cells, "# not the file that was signed"])
+    if trusted:
+        lab.server.trust("again.ipynb")
+    lab.open("again.ipynb")
+
+    kept = json.loads((lab.server.root / "again.ipynb").read_text())["cells"][1]["outputs"][0]
+    assert "MyAttention" in "".join(kept["data"]["text/html"])
+    if not trusted:
+        # A trusted one prefers the widget, whose model went with the kernel, until the cell runs.
+        expect(lab.output(1)).to_contain_text("MyAttention")
+    lab.run_all()
+    expect(tree(lab)).to_be_visible()
+
+
 def test_loaded_extension_shows_trees_and_differences_as_widgets(lab):
     value = "import patchlab\npatchlab.diff_trees(before, after)"
     lab.open([MODELS, value, "%load_ext patchlab", "patchlab.module_tree(before)"]).run_all()
