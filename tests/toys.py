@@ -51,6 +51,22 @@ def qwen2_moe_config(**changes):
     return transformers.Qwen2MoeConfig(**(sizes | changes))
 
 
+def llava_config():
+    return transformers.LlavaConfig(
+        text_config=llama_config().to_dict() | {"model_type": "llama"},
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        image_token_index=3,
+    )
+
+
 def tokens(batch: int = 2, length: int = 5, vocab: int = 64) -> torch.Tensor:
     return torch.randint(0, vocab, (batch, length), generator=torch.Generator().manual_seed(0))
 

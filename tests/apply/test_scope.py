@@ -33,6 +33,7 @@ from tests.toys import (
     classes_in,
     count,
     llama_config,
+    llava_config,
     tokens,
 )
 
@@ -102,21 +103,8 @@ def test_classes_held_in_a_dispatch_dict_are_replaced():
 
 
 def test_nested_sub_models_are_reached_once():
-    config = transformers.LlavaConfig(
-        text_config=llama_config().to_dict() | {"model_type": "llama"},
-        vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        image_token_index=3,
-    )
     with patchlab.patched({"LlamaMLP": SubMLP}) as report:
-        model = transformers.AutoModelForImageTextToText.from_config(config)
+        model = transformers.AutoModelForImageTextToText.from_config(llava_config())
     assert count(model, SubMLP) == 2
     assert [m.class_name for m in report.models] == ["LlavaForConditionalGeneration"]
     assert report.counts == {"LlamaMLP": 2}

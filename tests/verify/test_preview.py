@@ -27,6 +27,7 @@ from tests.toys import (
     SubMLP,
     bert_config,
     llama_config,
+    llava_config,
     qwen2_moe_config,
 )
 
@@ -129,22 +130,6 @@ def test_what_is_registered_is_previewed_without_a_mapping():
         assert patchlab.preview(llama_config()).counts == {"LlamaMLP": 2}
     finally:
         patchlab.clear_patch_mapping()
-
-
-def llava_config():
-    return transformers.LlavaConfig(
-        text_config=llama_config().to_dict() | {"model_type": "llama"},
-        vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        image_token_index=3,
-    )
 
 
 @pytest.mark.parametrize("register", [patchlab.register_patch_mapping, upstream_register])
