@@ -17,7 +17,9 @@ from patchlab.apply.construct import Frame, Replaced
 from patchlab.apply.hooks import without_registered
 from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.skeleton import original_skeleton, without_scopes
+from patchlab.model.walk import paths
 from patchlab.plan.dead_keys import dead_key_findings
+from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.plan import Replacement, counts_of, grouped
@@ -129,7 +131,7 @@ class PatchReport(Shown):
 
     def complete(self, model: nn.Module) -> None:
         """Note a model that is whole; its parts, noted before, become part of it."""
-        walked = list(model.named_modules())
+        walked = paths(model)
         for _, module in walked:
             noted = self._completed.pop(id(module), None)
             if noted is not None and noted[1].reference() is None:
@@ -157,7 +159,7 @@ class PatchReport(Shown):
             Column("Modules", "right"),
         )
         tone: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
-        footer = tuple(str(finding) for finding in self.findings)
+        footer = finding_remarks(self.findings)
         return Table(columns, tuple(rows), self._verdict(), tone, footer)
 
     def to_text(self, **options: Any) -> str:
@@ -165,7 +167,7 @@ class PatchReport(Shown):
         lines = [f"{m.class_name}: {m.summary}{self._closing()}" for m in self.models]
         if not lines:
             lines = [f"no model was built{self._closing()}"]
-        return "\n".join([*lines, *map(str, self.findings)])
+        return "\n".join([*lines, *finding_lines(self.findings)])
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -179,7 +181,7 @@ class PatchReport(Shown):
         parts: set[int] = set()
         for model in alive:
             if id(model) not in parts and id(model) not in walks:
-                walks[id(model)] = (model, list(model.named_modules()))
+                walks[id(model)] = (model, paths(model))
                 parts.update(id(part) for _, part in walks[id(model)][1][1:])
         noted = [*self._gone, *self._completed.values()]
         gone = [noted_as for noted_as in noted if noted_as[1].reference() is None]

@@ -65,6 +65,31 @@ def check_module(model: Any) -> None:
         )
 
 
+def paths(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return what `list(model.named_modules())` does, several times faster and at any depth.
+
+    torch resumes a generator for every level above a module; here nothing is nested. A report
+    walks each model that a scope sees, which must cost next to nothing beside building it.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        path = stack.pop()
+        fqn, module = path
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append(path)
+        children = module.__dict__.get("_modules")
+        if children:
+            prefix = fqn + "." if fqn else ""
+            below = [(prefix + n, c) for n, c in list(children.items()) if c is not None]
+            below.reverse()
+            stack += below
+    return found
+
+
 def walk(model: Any) -> Columns:
     """Write down a model.
 

@@ -11,11 +11,12 @@ Nothing here decides how bad that is, or says it; see `overmatch` and `survey`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from patchlab.mapping.rules import PatchMapping, PatchRule
+from patchlab.mapping.rules import PatchMapping, PatchRule, compile_pattern, is_exact_name
 from patchlab.model.catalog import Catalog
 from patchlab.model.containment import as_mask
 
@@ -97,13 +98,29 @@ def matched_numbers(mapping: PatchMapping, catalog: Catalog) -> dict[int, PatchR
 
     A class that a rule would replace by itself is left out, as the engine leaves it alone.
     """
-    find = mapping.find
-    found: dict[int, PatchRule] = {}
-    for number, name in enumerate(catalog.names):
-        rule = find(name)
-        if rule is not None and not _is_itself(rule, name, catalog, number):
-            found[number] = rule
-    return found
+    deciding: dict[int, PatchRule] = {}
+    # What decides comes first: an exact name before any pattern, and of two patterns the first.
+    for rule in sorted(mapping, key=lambda rule: not rule.is_exact):
+        for number in fitting_numbers(rule.key, catalog):
+            deciding.setdefault(number, rule)
+    return {
+        number: deciding[number]
+        for number in sorted(deciding)
+        if not _is_itself(deciding[number], catalog.names[number], catalog, number)
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def fitting_numbers(key: str, catalog: Catalog) -> tuple[int, ...]:
+    """Return the classes of the catalog that a key fits, by number, whichever rule decides.
+
+    Remembered: one preview asks several times, and a form at each letter that is typed or taken
+    back.
+    """
+    if is_exact_name(key):
+        return tuple(c.number for c in catalog.named(key))
+    search = compile_pattern(key).search
+    return tuple(number for number, name in enumerate(catalog.names) if search(name))
 
 
 def _is_itself(rule: PatchRule, name: str, catalog: Catalog, number: int) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from patchlab.mapping.rules import PatchRule
+from patchlab.plan.containers import fitting_numbers
 from patchlab.plan.evidence import Evidence
 from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
@@ -170,7 +171,7 @@ def other_architectures(evidence: Evidence) -> Iterator[Finding]:
     for rule in evidence.mapping:
         if rule.is_exact:
             continue
-        fits = [n for n, name in enumerate(evidence.catalog.names) if rule.matches(name)]
+        fits = fitting_numbers(rule.key, evidence.catalog)
         others = {
             evidence.catalog.model_type(n) for n in fits if evidence.catalog.names[n] not in own
         } - {""}

@@ -9,6 +9,8 @@ values, or other inputs than tokens, cannot be run, and are judged without.
 from __future__ import annotations
 
 import contextlib
+import re
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from patchlab.model.skeleton import build_unpatched
 from patchlab.plan.evidence import BuildFailure, ConstructorCall, ForwardCall
 
 BATCH, LENGTH = 3, 4
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -130,7 +133,7 @@ def _framed(frame: Frame) -> Iterator[None]:
 
 
 def _initialize_replaced(model: nn.Module, frame: Frame) -> None:
-    """Run the model's own initializer on a replacement of each original.
+    """Run the model's own initializer on a replacement of each original, and on what it holds.
 
     On the meta device transformers leaves that out, and `from_config` does not.
     """
@@ -146,7 +149,9 @@ def _initialize_replaced(model: nn.Module, frame: Frame) -> None:
             continue
         seen.add(replaced.original)
         with torch.no_grad(), torch.device("meta"):
-            initialize_module(owners[id(module)], module)
+            # What the replacement brings with it, such as a lazy layer, is initialized too.
+            for part in module.modules():
+                initialize_module(owners[id(part)], part)
 
 
 def _distinct_calls(noted: list[Construction]) -> tuple[ConstructorCall, ...]:
@@ -207,5 +212,6 @@ def _failure(error: Exception, mapping: PatchMapping) -> BuildFailure:
 
 def _shortly(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
+    # Addresses differ from run to run; the first sentences of a long text say what it is about.
+    text = textwrap.shorten(_ADDRESS.sub("", lines[0] if lines else ""), 240, placeholder=" …")
     return f"{type(error).__name__}: {text}".rstrip(": ") + ("" if text.endswith(".") else ".")

@@ -38,7 +38,7 @@ class Leak:
             output recorder that looks for another class.
         python_module: The Python module it is in.
         name: The name in it.
-        found: What is there now, in words.
+        found: What is there now, in words; "" if nothing is.
         holder: The Python module or class to mend.
     """
 
@@ -53,6 +53,8 @@ class Leak:
         """The leak in a sentence."""
         where = f"{self.python_module}.{self.name}"
         if self.kind == "name":
+            if not self.found:
+                return f"{where} is gone: nothing is bound to the name of the class any more."
             return f"{where} is bound to {self.found}, which is not the class of that name."
         if self.kind == "init":
             return f"{where} still has the __init__ of a patch that is over."
@@ -61,7 +63,7 @@ class Leak:
 
 def find_leaks() -> tuple[Leak, ...]:
     """Return everything in the loaded transformers modules that a patch has left behind."""
-    return (*_name_leaks(), *_init_leaks(), *_recorder_leaks())
+    return (*_name_leaks(), *_lost_names(), *_init_leaks(), *_recorder_leaks())
 
 
 def mend(leak: Leak) -> None:
@@ -88,6 +90,20 @@ def _name_leaks() -> Iterator[Leak]:
             if _expected_home(module, name) is not None:
                 found = f"{value.__module__}.{value.__qualname__}"
                 yield Leak("name", module_name, name, found, module)
+
+
+def _lost_names() -> Iterator[Leak]:
+    """Find names of classes that are bound to no class any more: to a function, or to nothing."""
+    for cls in loaded_module_classes():
+        module = sys.modules.get(cls.__module__)
+        if "." in cls.__qualname__ or not isinstance(module, ModuleType):
+            continue
+        bound = vars(module).get(cls.__name__)
+        if isinstance(bound, type) or is_rebound(module, cls.__name__):
+            continue
+        if _expected_home(module, cls.__name__) is module:
+            found = "" if bound is None else f"a {type(bound).__name__}"
+            yield Leak("name", cls.__module__, cls.__name__, found, module)
 
 
 def _init_leaks() -> Iterator[Leak]:

@@ -253,3 +253,20 @@ def test_a_class_that_nothing_holds_any_more_is_defined_again():
         "2",
         "2",
     ]
+
+
+@pytest.mark.leaks
+@pytest.mark.parametrize("how", ["a function", "nothing"])
+def test_a_name_that_is_bound_to_no_class_is_a_leak(how):
+    if how == "nothing":
+        del modeling_llama.LlamaMLP
+    else:
+        modeling_llama.LlamaMLP = lambda config: LlamaMLP(config)
+    try:
+        (leak,) = patchlab.status().leaks
+        said = "is gone" if how == "nothing" else "bound to a function"
+        assert said in leak.message
+        assert patchlab.status().repair().is_clean
+        assert modeling_llama.LlamaMLP is LlamaMLP
+    finally:
+        modeling_llama.LlamaMLP = LlamaMLP

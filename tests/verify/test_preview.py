@@ -210,6 +210,27 @@ def test_a_failing_initializer_is_told_with_its_branch():
     assert told.subject == "RenamedExperts"
 
 
+class LazyMLP(nn.Module):
+    """Holds a layer whose parameters have no shape until the first call."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.down = nn.LazyLinear(config.hidden_size)
+
+    def forward(self, hidden_states):
+        return self.down(hidden_states)
+
+
+def test_an_initializer_that_fails_in_what_a_replacement_holds_is_told():
+    told = finding(patchlab.preview(llama_config(), {"LlamaMLP": LazyMLP}), "PL204")
+    assert told.subject == "LazyLinear"
+    assert "uninitialized parameter" in told.message
+    assert " at 0x" not in told.message
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        with patchlab.patched({"LlamaMLP": LazyMLP}):
+            transformers.LlamaModel(llama_config())
+
+
 class OtherCacheName(LlamaAttention):
     def forward(
         self, hidden_states, position_embeddings=None, attention_mask=None, kv=None, **kwargs
