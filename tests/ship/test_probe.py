@@ -1,0 +1,122 @@
+"""Two ranks on the CPU against one process, for patches that are right and some that are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+import patchlab
+from patchlab.errors import LaunchError, TargetError
+from patchlab.ship import probe_command
+from patchlab.ship.probe import probe_parallel
+from patchlab.ship.probe_command import main
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def verdicts(probe, model="patched"):
+    return {result.mode: result.verdict for result in probe.results if result.model == model}
+
+
+@pytest.fixture
+def four_kinds():
+    """The classes of a session, which no import finds."""
+    name = "four_kinds_of_test"
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "four_kinds.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
+
+
+def test_exported_patches_compute_and_save_on_two_ranks_what_they_do_in_one(four_kinds, tmp_path):
+    """A subclass, a fused attention, renamed projections with a plan, and experts, in one model."""
+    path = tmp_path / "patches.py"
+    patchlab.export_patches(path, four_kinds.MAPPING, conversions=four_kinds.CONVERSIONS)
+    config = transformers.Qwen3MoeConfig(mlp_only_layers=[0])
+
+    probe = probe_parallel(path, config, tp_plan=four_kinds.TP_PLAN, modes=("tp", "save", "ep"))
+
+    assert probe.ok, probe.to_text()
+    assert all(probe.counts.values())
+    assert list(verdicts(probe)) == [
+        "one process, reloaded",
+        "tensor parallel",
+        "saved by the ranks",
+        "expert parallel",
+    ]
+    assert all(result.difference <= 1e-5 for result in probe.patched)
+    held = {result.mode: result.held for result in probe.patched}
+    assert held["tensor parallel"] < 0.7
+    assert held["one process, reloaded"] == 1
+    assert "computes what it does in one process" in probe.verdict
+    assert patchlab.get_patch_mapping() == {}
+
+
+def test_norm_over_what_is_split_is_found_silently_wrong(capsys):
+    status = main(["-p", str(EXAMPLES / "normed_mlp.py"), "--model-type", "llama", "--modes", "tp"])
+
+    shown = capsys.readouterr().out
+    assert status == 1
+    assert "silently computes something else (tensor parallel)" in shown
+    assert shown.count(" same") == 3
+    assert shown.count(" differs") == 1
+    assert "hidden.pow(2).mean(-1, keepdim=True)" in shown
+
+
+def test_count_of_heads_is_named_and_not_only_a_shape():
+    probe = probe_parallel(EXAMPLES / "counted_heads.py", "llama")
+
+    assert not probe.ok
+    assert verdicts(probe, "unpatched") == {
+        "one process, reloaded": "same",
+        "tensor parallel": "same",
+    }
+    assert verdicts(probe) == {
+        "one process, reloaded": "same",
+        "tensor parallel": "fails",
+        "saved by the ranks": "not run",
+    }
+    assert "counted_heads.py, line 16, in forward" in probe.patched[1].message
+    (finding,) = (finding for finding in probe.findings if finding.code == "PL501")
+    assert "self.config.num_attention_heads" in finding.message
+    assert "-1" in finding.message
+
+
+# What is refused before anything is started
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"ranks": 1}, LaunchError, "Give 2 or more"),
+        ({"modes": ("tensor",)}, LaunchError, "there are tp, save, ep"),
+        ({"modes": ()}, LaunchError, "unknown mode"),
+        ({"patches": "nowhere.py"}, LaunchError, "no patch file 'nowhere.py'"),
+        ({"config": "./nowhere"}, TargetError, "there is no './nowhere'"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_at_the_door(changes, error, says):
+    asked = {"patches": EXAMPLES / "normed_mlp.py", "config": "llama"} | changes
+
+    with pytest.raises(error, match=says):
+        probe_parallel(asked.pop("patches"), asked.pop("config"), **asked)
+
+
+@pytest.mark.parametrize("plan", ["nowhere.json", "{", "[1]", '{"a": 1}'])
+def test_plan_that_is_none_is_refused(plan):
+    words = ["-p", "x.py", "--model-type", "llama", "--tp-plan", plan]
+
+    with pytest.raises(LaunchError, match="--tp-plan"):
+        main(words)
+
+
+def test_plan_is_read_from_a_file(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text('{"model.layers.*.mlp.w1": "colwise"}')
+
+    assert probe_command._plan(str(path)) == {"model.layers.*.mlp.w1": "colwise"}
