@@ -103,7 +103,8 @@ class SplitByConfig(ConversionOps):
                 f"concatenate_by_config a function that returns the sizes of the parts."
             )
         parts = torch.split(tensor, sizes, dim=self.dim)
-        return {name: part.contiguous() for name, part in zip(target_patterns, parts, strict=True)}
+        named = zip(target_patterns, parts, strict=True)
+        return {name: part.contiguous() for name, part in named}
 
     @property
     def reverse_op(self) -> ConversionOps:

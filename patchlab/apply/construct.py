@@ -78,6 +78,7 @@ class Frame:
         completed: Called with each `PreTrainedModel` whose constructor has come to its end.
         constructions: If a list, nothing is replaced: what would be is built as ever, and noted
             here.
+        hollow: What is noted is left empty, and not built.
     """
 
     mapping: PatchMapping
@@ -90,6 +91,7 @@ class Frame:
     conversions: Conversions = field(default_factory=dict)
     completed: Callable[[nn.Module], None] | None = None
     constructions: list[Construction] | None = None
+    hollow: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -237,6 +239,9 @@ def _replacing(cls: type, original: Callable[..., None]) -> Callable[..., None]:
                     continue
                 if frame.constructions is not None:
                     frame.constructions.append(Construction(self, cls, rule, args, kwargs))
+                    if frame.hollow:
+                        nn.Module.__init__(self)  # type: ignore[arg-type]
+                        return
                     break
                 _construct(self, cls, rule, frame, args, kwargs)
                 return
@@ -253,9 +258,8 @@ def _construct(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    check_assignable(
-        cls, rule
-    )  # a class first imported inside the scope was not checked at its door
+    # Once more: a class that was first imported inside the scope was not there at its door.
+    check_assignable(cls, rule)
     frame.attempted.add(cls)
     token = _CONSTRUCTING.set((*_CONSTRUCTING.get(), (cls, module)))
     try:

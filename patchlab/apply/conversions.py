@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from patchlab._upstream import conversion_lookups, user_conversions
+from patchlab._upstream import conversion_cache, conversion_lookups, user_conversions
 from patchlab.errors import MappingError, MappingTypeError
 
 Conversions = dict[str, list[Any]]
@@ -63,6 +63,13 @@ def check_conversions(conversions: Any) -> Conversions:
                 )
         checked[name] = list(items)
     return checked
+
+
+def registered_conversions() -> Conversions:
+    """Return what was registered with transformers itself, by name; not what scopes have."""
+    names = user_conversions() - _marked
+    cache = conversion_cache() if names else {}
+    return {name: list(cache[name]) for name in sorted(names) if name in cache}
 
 
 def synchronize_conversions(names: set[str], find: Callable[[str], list[Any] | None]) -> None:

@@ -23,6 +23,7 @@ from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.plan import Replacement, counts_of, grouped
+from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table, Tone
 from patchlab.render.shown import Shown
 
@@ -209,12 +210,8 @@ class PatchReport(Shown):
         return "" if model.replacements else "nothing replaced"
 
     def _verdict(self) -> str:
-        total = sum(self.counts.values())
-        models = len(self.models)
-        return (
-            f"{total} module{'s' * (total != 1)} replaced in {models} "
-            f"model{'s' * (models != 1)}{self._closing()}"
-        )
+        replaced = count(sum(self.counts.values()), "module")
+        return f"{replaced} replaced in {count(len(self.models), 'model')}{self._closing()}"
 
 
 def _report_of(

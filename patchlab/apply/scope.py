@@ -36,8 +36,10 @@ from patchlab.errors import (
 )
 from patchlab.mapping.registry import Change, follow, registered_mapping
 from patchlab.mapping.rules import PatchMapping
+from patchlab.plan.explain import finding_lines
 from patchlab.plan.findings import Finding
 from patchlab.plan.loaded import loaded_overmatches
+from patchlab.plan.mismatches import loaded_mismatches
 
 OnFinding = Literal["warn", "error", "ignore"]
 P = ParamSpec("P")
@@ -253,7 +255,7 @@ def patched(
         MappingError: A rule can never work. Nothing is changed.
         ApplyError: On entering: an instance of the original cannot become the replacement.
         FindingsError: On entering, with `on_finding="error"`: a loaded class that a rule matches is
-            a container of others.
+            a container of others, or a replacement can take the arguments of none of them.
 
     Example:
         >>> import transformers, patchlab
@@ -299,9 +301,10 @@ def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
 
 
 def _refuse_errors(mapping: PatchMapping) -> None:
-    errors = [f for f in loaded_overmatches(mapping) if f.severity == "error"]
+    found = (*loaded_overmatches(mapping), *loaded_mismatches(mapping))
+    errors = [f for f in found if f.severity == "error"]
     if errors:
-        raise FindingsError("\n".join(["the block was not run:", *map(str, errors)]))
+        raise FindingsError("\n".join(["the block was not run:", *finding_lines(errors)]))
 
 
 def _in_scope(scope: Scope, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

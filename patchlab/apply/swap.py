@@ -3,45 +3,32 @@
 `swap` finds the modules, builds their replacements, gives them the old modules' tensors and state,
 and only then hangs them in, so whatever goes wrong before that has changed nothing. `undo` hangs
 the very same old modules in again. In a swap every module class may match, torch's own and the
-user's
-too: key "Linear" means `torch.nn.Linear` here, while `patched` replaces classes of transformers
-alone, since it decides when they are constructed.
+user's too: key "Linear" means `torch.nn.Linear` here, while `patched` replaces classes of
+transformers alone, since it decides when they are constructed.
 """
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
-from patchlab._upstream import weight_transforms
-from patchlab.apply.construct import Frame
-from patchlab.apply.conversions import Conversions, check_conversions
+from patchlab.apply.conversions import check_conversions
 from patchlab.apply.scope import warn_of
-from patchlab.apply.swap_build import Built, build_modules, under
-from patchlab.apply.swap_findings import (
-    conversion_findings,
-    key_findings,
-    left_findings,
-    optimizer_findings,
-    tensor_findings,
-    tie_findings,
-)
+from patchlab.apply.swap_build import Built
+from patchlab.apply.swap_prepare import Prepared, prepare
 from patchlab.apply.swap_report import SwapReport
-from patchlab.apply.swap_sites import find_sites
-from patchlab.apply.swap_state import carry_state, shared_parts
+from patchlab.apply.swap_snapshot import Snapshot
 from patchlab.apply.swap_steps import Step, commit_steps, take_back
-from patchlab.apply.swap_tensors import NOTHING, Converted, Filled, convert_tensors, fill
 from patchlab.errors import TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.diff import TreeDiff
-from patchlab.model.tree import module_tree
-from patchlab.plan.findings import Finding, ordered
-from patchlab.plan.plan import Replacement, counts_of, grouped
+from patchlab.model.tree import ModuleTree, module_tree
+from patchlab.plan.findings import Finding
+from patchlab.plan.plan import Replacement
 
 
 class Swap(AbstractContextManager["Swap"]):
@@ -133,14 +120,20 @@ def swap(
 
     The new modules hold the very tensors of the old ones where name and shape agree, so no weight
     is copied, and optimizers, ties and `requires_grad` stay as they are. Training flag, dtype,
-    device, hooks and the live config are carried over; what could not be is a finding. Changes made
-    to the modules' structure during the swap (adapters, `half()`) belong to the new modules.
+    device, hooks, offloading and the live config are carried over, and so is what was changed since
+    the model was built: parts of an earlier swap, adapters, parametrizations, pruning masks. What
+    could not be is a finding. Modules that are put in or taken out during the swap are so in the
+    new modules alone, and so is what is trained in a tensor that a conversion has made.
+
+    A replacement that only computes otherwise (its class defines `forward`, and nothing that the
+    original's constructor could see) takes over the live children. Any other is constructed as the
+    original was.
 
     Args:
         model: Any module; it stays the same object, also where its own class is replaced.
         mapping: Key → replacement class; None for what is registered. Every class in the model may
-            match, torch's too. A replacement is constructed as the original was; one that defines a
-            class method `from_original(cls, original)` is made by that, and taken as it is.
+            match, torch's too. A replacement that defines a class method
+            `from_original(cls, original)` is made by that, and taken as it is.
         conversions: Model type or class name → weight conversions, where the replacement keeps its
             weights in another layout than the original.
 
@@ -172,80 +165,41 @@ def swap(
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
     given = check_conversions(conversions)
     before = module_tree(model)
-    sites = find_sites(model, rules)
-    built = build_modules(sites.sites, rules)
-    _connect(built)
-    converted = _convert(model, built, given)
-    filled = []
-    for item in built:
-        made, place = converted[id(item.site.owner)], item.site.fqn
-        if item.site.owner is not None:
-            place = item.site.owned_fqn
-        filled.append(Filled() if item.finished else fill(item, made, place, rules))
-    left = {i: carry_state(item) for i, item in enumerate(built)}
-    replacements = grouped((s.fqn, s.original, s.rule) for s in sites.sites)
-    counts = counts_of(rules, replacements)
-    unplaced = sum(len(c.unplaced) for c in converted.values())
-    findings = [
-        *key_findings(rules, counts, sites),
-        *tensor_findings(built, filled, unplaced),
-        *tie_findings(model, built),
-        *left_findings(built, left),
-        *optimizer_findings(built),
-        *conversion_findings(model, given),
-    ]
-    steps = commit_steps(model, built, converted, rules)
+    snapshots: list[Snapshot] = []
+    steps: list[Step] = []
     try:
+        prepared = prepare(model, rules, given, snapshots)
+        steps += commit_steps(model, prepared.built, prepared.converted, rules, snapshots)
         for step in steps:
             step.do()
-        report = SwapReport(
-            class_name=type(model).__name__,
-            replacements=replacements,
-            counts=counts,
-            paths=sum(max(1, len(site.slots)) for site in sites.sites),
-            shared=sum(len(f.shared) for f in filled),
-            converted=sum(len(f.converted) for f in filled),
-            constructed=_fqns(built, [f.constructed for f in filled]),
-            dropped=_fqns(built, [f.dropped for f in filled]),
-            copied_bytes=sum(f.copied_bytes for f in filled),
-            findings=ordered(findings),
-            before=before,
-            after=module_tree(model),
-        )
+        report = _report(model, prepared, before)
         warn_of(report.findings, stacklevel=2)
         return Swap(model, report, steps)
     except BaseException:
         # An interrupt, or a warning that is an error: the caller gets no `Swap` to undo.
         take_back(steps)
+        for snapshot in snapshots:
+            snapshot.note_changes()
+            snapshot.put_back()
         raise
 
 
-def _connect(built: list[Built]) -> None:
-    """Let the new modules share with the rest of the model what the old ones do."""
-    new_of = {id(item.site.module): item.module for item in built}
-    for item in built:
-        if item.skeleton is not None and item.site.owner is not None:
-            shared_parts(item, item.site.owner, item.skeleton, new_of)
-
-
-def _convert(
-    model: nn.Module, built: list[Built], conversions: Conversions
-) -> dict[int, Converted]:
-    """Run conversions for each owner once; the key is the owner's id."""
-    owners = {id(item.site.owner): item.site.owner for item in built}
-    converted = {}
-    for number, owner in owners.items():
-        items = [b for b in built if b.site.owner is owner and not b.finished]
-        if not items:
-            converted[number] = NOTHING
-        elif owner is None:
-            transforms = conversions.get(type(model).__name__, [])
-            converted[number] = convert_tensors(None, model, items, transforms)
-        else:
-            frame = Frame(PatchMapping(), conversions=conversions)
-            transforms = under(frame, functools.partial(weight_transforms, owner))
-            converted[number] = convert_tensors(owner, owner, items, transforms)
-    return converted
+def _report(model: nn.Module, prepared: Prepared, before: ModuleTree) -> SwapReport:
+    built, filled = prepared.built, prepared.filled
+    return SwapReport(
+        class_name=type(model).__name__,
+        replacements=prepared.replacements,
+        counts=prepared.counts,
+        paths=sum(max(1, len(item.site.slots)) for item in built),
+        shared=sum(len(f.shared) for f in filled),
+        converted=sum(len(f.converted) for f in filled),
+        constructed=_fqns(built, [f.constructed for f in filled]),
+        dropped=_fqns(built, [f.dropped for f in filled]),
+        copied_bytes=sum(f.copied_bytes for f in filled),
+        findings=prepared.findings,
+        before=before,
+        after=module_tree(model),
+    )
 
 
 def _fqns(built: list[Built], names: list[list[str]]) -> tuple[str, ...]:

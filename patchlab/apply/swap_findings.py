@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from patchlab.apply.conversions import Conversions
-from patchlab.apply.swap_build import Built, tensors_at
+from patchlab.apply.swap_build import Built
+from patchlab.apply.swap_parts import Parts
 from patchlab.apply.swap_sites import Sites
 from patchlab.apply.swap_tensors import Filled
+from patchlab.apply.tensor_names import joined, parts_of, tensors_at
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.classes import subclasses_of
 from patchlab.plan.dead_keys import dead_key_findings
@@ -73,36 +75,54 @@ def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> 
     return found
 
 
+def frozen_findings(built: list[Built], filled: list[Filled]) -> list[Finding]:
+    """Tell of parameters that a conversion made from frozen ones and from such as are trained."""
+    found = []
+    for key, name, places in _by_class(built):
+        mixed = sorted({n for i in places for n in filled[i].mixed})
+        if mixed:
+            message = (
+                f"{_listed(mixed)} of {name} was made from frozen weights and from such as require "
+                f"a gradient, and requires one as a whole."
+            )
+            found.append(Finding("PL306", "warning", key, name, message))
+    return found
+
+
 def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
     """Tell of parameters of a replaced module that are held outside of it too (tied weights)."""
-    inside = {id(part) for b in built for part in b.site.module.modules()}
+    inside = {id(part) for b in built for part in b.old_parts.values()}
     outside: dict[int, str] = {}
-    for fqn, module in model.named_modules():
+    for fqn, module in parts_of(model).items():
         if id(module) not in inside:
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    outside.setdefault(id(parameter), f"{fqn}.{name}" if fqn else name)
+            for name, own in module._parameters.items():
+                if own is not None:
+                    outside.setdefault(id(own), f"{fqn}.{name}" if fqn else name)
     for item in built:
-        for name, parameter in item.site.module.named_parameters():
-            full = f"{item.site.fqn}.{name}" if item.site.fqn else name
-            outside.setdefault(id(parameter), full)
+        for name, held_here in item.old_tensors.items():
+            if isinstance(held_here, nn.Parameter):
+                outside.setdefault(id(held_here), joined(item.site.fqn, name))
     found = []
     for item in built:
         site = item.site
-        held = {id(t): name for name, t in tensors_at(item.module)}
-        for name, parameter in tensors_at(site.module):
+        held: dict[int, list[str]] | None = None
+        for name, parameter in item.old_tensors.items():
             if not isinstance(parameter, nn.Parameter):
                 continue
-            full = f"{site.fqn}.{name}" if site.fqn else name
+            full = joined(site.fqn, name)
             tied = outside.get(id(parameter), full)
-            if tied == full or tied.startswith(f"{site.fqn}."):
+            if tied == full or not site.fqn or tied.startswith(f"{site.fqn}."):
                 continue
-            if held.get(id(parameter)) == name:
+            if held is None:
+                held = {}
+                for new_name, tensor in tensors_at(item.module):
+                    held.setdefault(id(tensor), []).append(new_name)
+            if name in held.get(id(parameter), ()):
                 severity, what = "info", "still is: the two share one parameter"
             elif id(parameter) in held:
                 severity, what = (
                     "warning",
-                    f"still is, but under the name {held[id(parameter)]!r}: saved and loaded "
+                    f"still is, but under the name {held[id(parameter)][0]!r}: saved and loaded "
                     f"without the patch it is dropped, and the tied weight is used",
                 )
             else:
@@ -114,6 +134,28 @@ def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
                 )
             message = f"{full} was tied to {tied} and {what}."
             found.append(Finding("PL304", severity, site.rule.key, full, message))  # type: ignore[arg-type]
+    return found
+
+
+def part_findings(built: list[Built], parts: list[Parts]) -> list[Finding]:
+    """Tell of parts that had been changed in the live model: kept as they are, or lost."""
+    found = []
+    for key, name, places in _by_class(built):
+        kept = [path for i in places for path in parts[i].kept]
+        lost = [phrase for i in places for phrase in parts[i].lost]
+        if kept:
+            message = (
+                f"{name} keeps {_listed(kept)} of the modules in whose place it is: they were "
+                f"changed after the model was built (an earlier swap, an adapter, a "
+                f"parametrization), and the very same objects are used on."
+            )
+            found.append(Finding("PL306", "info", key, name, message))
+        if lost:
+            message = (
+                f"{_listed(lost)} was put there after the model was built, and {name} has a part "
+                f"of its own in that place: what was there is not used until the swap is undone."
+            )
+            found.append(Finding("PL306", "warning", key, name, message))
     return found
 
 
@@ -135,10 +177,12 @@ def optimizer_findings(built: list[Built]) -> list[Finding]:
     """Tell of optimizers that hold parameters which the model does not use any more."""
     gone: dict[int, str] = {}
     for item in built:
-        held = {id(p) for p in item.module.parameters()}
-        for name, parameter in item.site.module.named_parameters():
-            if id(parameter) not in held:
-                gone[id(parameter)] = f"{item.site.fqn}.{name}" if item.site.fqn else name
+        if item.cloned:
+            continue
+        held = {id(tensor) for _, tensor in tensors_at(item.module)}
+        for name, tensor in item.old_tensors.items():
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
+                gone[id(tensor)] = joined(item.site.fqn, name)
     if not gone:
         return []
     found = []

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.tree import ModuleTree
+from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import Replacement
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -85,5 +86,5 @@ class SwapReport(Shown):
             rows.append(Row(0, r.key, cells, "match", mark="●", note="replaced", title=title))
         columns = (Column("Key", mono=True), Column("Class", mono=True), Column("Modules", "right"))
         tone: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
-        footer = tuple(str(finding) for finding in self.findings)
+        footer = finding_remarks(self.findings)
         return Table(columns, tuple(rows), self.verdict, tone, footer)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from patchlab._upstream import pretrained_model_class
-from patchlab.errors import SwapError
+from patchlab.apply.parametrized import class_of
+from patchlab.apply.tensor_names import parts_of
 from patchlab.mapping.rules import PatchMapping, PatchRule
 
 
@@ -50,7 +50,7 @@ class Site:
     @property
     def original(self) -> type[nn.Module]:
         """The class that is replaced."""
-        return type(self.module)
+        return class_of(self.module)
 
     @property
     def owned_fqn(self) -> str:
@@ -81,16 +81,13 @@ def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
     Below a module that is of a replacement class already, that rule decides nothing: inside a
     replacement the original's name means the original, as it does while one is constructed. So a
     swap that is done a second time does nothing.
-
-    Raises:
-        SwapError: A matched module is parametrized.
     """
     fqns: dict[int, str] = {}
     hanging: dict[int, list[Slot]] = {}
     names: set[str] = set()
-    for fqn, module in model.named_modules():
+    for fqn, module in parts_of(model).items():
         fqns[id(module)] = fqn
-        names.add(type(module).__name__)
+        names.add(class_of(module).__name__)
         for name, child in module._modules.items():
             if child is not None:
                 path = f"{fqn}.{name}" if fqn else name
@@ -112,10 +109,11 @@ def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
         fqn = fqns[id(module)]
         if owner is None and isinstance(module, pretrained):
             owner, owner_fqn = module, fqn
-        for rule in replacements.get(type(module), ()):
+        cls = class_of(module)
+        for rule in replacements.get(cls, ()):
             done[rule.key] += 1
             inside = inside | {rule.key}
-        rule_here = _rule_of(module, mapping, fqn)
+        rule_here = mapping.find(cls.__name__)
         if rule_here is not None and rule_here.key not in inside:
             slots = tuple(hanging.get(id(module), ()))
             sites.append(Site(module, rule_here, slots, fqn, owner, owner_fqn))
@@ -124,17 +122,3 @@ def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
             if child is not None:
                 stack.append((child, owner, owner_fqn, inside))
     return Sites(tuple(sites), done, frozenset(names))
-
-
-def _rule_of(module: nn.Module, mapping: PatchMapping, fqn: str) -> PatchRule | None:
-    if not parametrize.is_parametrized(module):
-        return mapping.find(type(module).__name__)
-    cls = parametrize.type_before_parametrizations(module)
-    rule = mapping.find(cls.__name__)
-    if rule is not None:
-        raise SwapError(
-            f"{fqn or 'the root'} is a {cls.__name__} with parametrizations, which live in a class "
-            f"made for this one module and would be lost. Take them off first: "
-            f"torch.nn.utils.parametrize.remove_parametrizations(module, name)."
-        )
-    return None

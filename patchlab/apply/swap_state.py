@@ -12,7 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from patchlab.apply.swap_build import Built, Skeleton
+from patchlab.apply.swap_build import Built
+from patchlab.apply.swap_offload import HOOK, carry_accelerate
+from patchlab.apply.swap_recipes import Skeleton
+from patchlab.apply.tensor_names import joined, parts_of
 
 _CALL_HOOKS = (
     "_forward_hooks",
@@ -31,24 +34,33 @@ _STATE_HOOKS = (
 )
 
 
-def carry_state(built: Built) -> list[str]:
+def carry_state(built: Built, live: frozenset[int] = frozenset()) -> list[str]:
     """Bring flags, hooks and configs from the old module of a site, and its parts, to the new.
+
+    A new module that holds the old one, or any other of the model, leaves that as it is: its hooks
+    run where it is called.
+
+    Args:
+        built: The new module, with its tensors.
+        live: Ids of the modules of the model.
 
     Returns:
         What could not follow, one phrase each.
     """
-    old_parts = dict(built.site.module.named_modules())
-    new_parts = dict(built.module.named_modules())
+    old_parts, new_parts = built.old_parts, parts_of(built.module)
+    inside = {id(part) for part in new_parts.values()}
     left: list[str] = []
     for path, new in new_parts.items():
+        if id(new) in live:
+            continue
         old = old_parts.get(path)
         _set_training(new, path, built.module, old, old_parts)
         _share_configs(new, old, built.skeleton)
-        if old is not None and old is not new:
+        if old is not None and id(old) not in inside:
             left += [f"{what} of {_named(built, path)}" for what in _carry_hooks(old, new)]
             _carry_checkpointing(old, new)
     for path, old in old_parts.items():
-        if path not in new_parts:
+        if path not in new_parts and id(old) not in inside:
             left += [f"{what} of {_named(built, path)}" for what in _own_hooks(old)]
     return left
 
@@ -112,35 +124,38 @@ def _carry_hooks(old: nn.Module, new: nn.Module) -> list[str]:
         there, own = vars(old).get(name), vars(new).get(name)
         if there is None or own is None:
             continue
-        if not own:
-            vars(new)[name] = there
+        if not own or own is there:
+            vars(new)[name] = _hooks_for(there, new) if there else there
         elif there and name in _CALL_HOOKS:
             vars(new)[name] = OrderedDict([*own.items(), *there.items()])
         elif there and len(there) > len(own):
             left.append("a state dict hook")
     if vars(old).get("_is_full_backward_hook") is not None:
         vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
-    if "_hf_hook" in vars(old):
-        if not _carry_accelerate(old, new):
+    if HOOK in vars(old):
+        if not carry_accelerate(old, new):
             left.append("accelerate's hook")
     elif "forward" in vars(old):
         left.append("a forward function set on the instance")
     if vars(old).get("_compiled_call_impl") is not None:
         left.append("the compiled call")
+    if "_is_hf_initialized" in vars(old):
+        vars(new)["_is_hf_initialized"] = vars(old)["_is_hf_initialized"]
     return left
 
 
-def _carry_accelerate(old: nn.Module, new: nn.Module) -> bool:
-    """Let accelerate's hook run around the new module's forward; weights are not moved."""
-    hook = vars(old)["_hf_hook"]
-    if getattr(hook, "offload", False):
-        return False
-    try:
-        from accelerate.hooks import add_hook_to_module  # type: ignore[import-untyped]
-    except ImportError:
-        return False
-    add_hook_to_module(new, hook)
-    return True
+def _hooks_for(hooks: Any, new: nn.Module) -> Any:
+    """Return the dict of hooks, or one that hands on the new module where hooks are bound to it.
+
+    A hook before `load_state_dict` is stored with the module it was registered on (torch 2.13.0,
+    `_WrappedHook`).
+    """
+    if not any(getattr(hook, "with_module", False) for hook in hooks.values()):
+        return hooks
+    return OrderedDict(
+        (number, type(hook)(hook.hook, new) if getattr(hook, "with_module", False) else hook)
+        for number, hook in hooks.items()
+    )
 
 
 def _carry_checkpointing(old: nn.Module, new: nn.Module) -> None:
@@ -154,7 +169,7 @@ def _own_hooks(old: nn.Module) -> list[str]:
     found = []
     if any(vars(old).get(name) for name in _CALL_HOOKS):
         found.append("a hook")
-    if "_hf_hook" in vars(old):
+    if HOOK in vars(old):
         found.append("accelerate's hook")
     if vars(old).get("_compiled_call_impl") is not None:
         found.append("the compiled call")
@@ -162,10 +177,4 @@ def _own_hooks(old: nn.Module) -> list[str]:
 
 
 def _named(built: Built, path: str) -> str:
-    fqn = built.site.fqn
-    return f"{fqn}.{path}" if fqn and path else fqn or path or "the root"
-
-
-def part_flags(module: nn.Module) -> dict[str, Any]:
-    """Note the training flag of every part, to see later whether it was changed."""
-    return {path: part.training for path, part in module.named_modules()}
+    return joined(built.site.fqn, path) or "the root"

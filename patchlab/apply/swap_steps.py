@@ -14,11 +14,14 @@ from torch import nn
 from patchlab._upstream import pretrained_model_class
 from patchlab.apply.recorders import adopt_recorders
 from patchlab.apply.swap_build import Built
-from patchlab.apply.swap_tensors import Converted
+from patchlab.apply.swap_converting import Converted
+from patchlab.apply.swap_snapshot import Snapshot
+from patchlab.apply.tensor_names import parts_of
 from patchlab.errors import SwapError
 from patchlab.mapping.rules import PatchMapping
 
 _MISSING = object()
+_CALLS = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
 
 
 class Step:
@@ -40,15 +43,21 @@ def take_back(steps: list[Step]) -> None:
 
 
 def commit_steps(
-    model: nn.Module, built: list[Built], converted: dict[int, Converted], rules: PatchMapping
+    model: nn.Module,
+    built: list[Built],
+    converted: dict[int, Converted],
+    rules: PatchMapping,
+    snapshots: list[Snapshot],
 ) -> list[Step]:
     """Prepare what hangs the new modules in, root or not, and what goes with them."""
-    steps = []
+    # A factory has done its changes already; they are there to be taken back, last of all.
+    steps = [Step(lambda: None, snapshot.put_back) for snapshot in snapshots if snapshot.changed]
     for item in built:
+        if item.site.module is model:
+            steps.append(_root_step(model, item))
+            continue
         for slot in item.site.slots:
             steps.append(_slot_step(slot.parent, slot.name, item))
-        if not item.site.slots:
-            steps.append(_root_step(model, item))
     owners = {id(item.site.owner): item.site.owner for item in built if item.site.owner is not None}
     for number, owner in owners.items():
         transforms = converted[number].transforms
@@ -56,7 +65,7 @@ def commit_steps(
             steps.append(_attribute_step(owner, "_weight_conversions", transforms))
     if built:
         pretrained = pretrained_model_class()
-        for module in model.modules():
+        for module in parts_of(model).values():
             if isinstance(module, pretrained):
                 steps.append(_recorder_step(module, rules))
     return steps
@@ -64,37 +73,66 @@ def commit_steps(
 
 def _slot_step(parent: nn.Module, name: str, item: Built) -> Step:
     new, old = item.module, item.site.module
-    flags = {part: part.training for part in new.modules()}
-    olds = dict(old.named_modules())
+    follow = _modes(item)
 
     def do() -> None:
         parent._modules[name] = new
 
     def undo() -> None:
         if parent._modules.get(name) is new:
+            follow()
             parent._modules[name] = old
-            # A model that was set to train or eval meanwhile stays in that mode.
-            for path, part in new.named_modules():
-                if path in olds and part in flags and part.training != flags[part]:
-                    olds[path].training = part.training
 
     def check() -> None:
-        if parent._modules.get(name) not in (new, old):
-            found = type(parent._modules.get(name)).__name__
+        there = parent._modules.get(name)
+        if there is None:
             raise SwapError(
-                f"{item.site.fqn} is a {found} that was put there after this swap. Undo later "
-                f"swaps first, the last one first."
+                f"{item.site.fqn} is gone: it was taken out of the model after this swap. Put it "
+                f"back to undo the swap."
+            )
+        if there is not new and there is not old:
+            raise SwapError(
+                f"{item.site.fqn} is a {type(there).__name__} that was put there after this swap. "
+                f"Undo later swaps first, the last one first."
             )
 
     return Step(do, undo, check)
 
 
+def _modes(item: Built) -> Callable[[], None]:
+    """Return a function that sets old modules to the mode that was set since on the new ones.
+
+    So a model that is set to train or eval during a swap stays in that mode. It may be called
+    again. A part that the new module has not goes with the nearest above it.
+    """
+    flags = {path: part.training for path, part in parts_of(item.module).items()}
+    # The dicts, since a root that is replaced is the same object with another one meanwhile.
+    olds = {path: (part, vars(part)) for path, part in item.old_parts.items()}
+
+    def follow() -> None:
+        news = parts_of(item.module)
+        inside = {id(part) for part in news.values()}
+        for path, (part, attributes) in olds.items():
+            if id(part) in inside:
+                continue
+            near = path
+            while near not in news or near not in flags:
+                near = near.rpartition(".")[0]
+            if news[near].training != flags[near]:
+                attributes["training"] = news[near].training
+
+    return follow
+
+
 def _root_step(model: nn.Module, item: Built) -> Step:
     """Replace the root: the object stays, and takes the new class and the new attributes."""
     old_class, old_vars = type(model), vars(model)
+    follow = _modes(item)
     new_class, new_vars = type(item.module), vars(item.module)
     for name, value in old_vars.items():
-        new_vars.setdefault(name, value)
+        # Those run the old class's forward, whatever the class is.
+        if name not in _CALLS:
+            new_vars.setdefault(name, value)
 
     def do() -> None:
         model.__dict__ = new_vars
@@ -102,6 +140,7 @@ def _root_step(model: nn.Module, item: Built) -> Step:
 
     def undo() -> None:
         if vars(model) is new_vars:
+            follow()
             model.__dict__ = old_vars
         if type(model) is new_class:
             model.__class__ = old_class

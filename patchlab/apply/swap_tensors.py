@@ -18,12 +18,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchlab._upstream import revert_conversions, saved_transforms
-from patchlab.apply.swap_build import Built, construct, saved_tensors, tensors_at
+from patchlab.apply.swap_build import Built, construct
+from patchlab.apply.swap_converting import Converted
+from patchlab.apply.swap_offload import supplied_names
 from patchlab.apply.swap_sites import Site
-from patchlab.apply.transforms import Carried, Made, carry_forward, signature
+from patchlab.apply.tensor_names import joined, parts_of, saved_tensors, tensors_at
+from patchlab.apply.transforms import Made
 from patchlab.errors import SwapError
 from patchlab.mapping.rules import PatchMapping
+
+# Attributes of a module that hold its parameters, buffers and children.
+_HELD_BY_TORCH = frozenset({"_parameters", "_buffers", "_modules"})
+_CONTAINERS = (list, tuple, dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +43,7 @@ class Filled:
         constants: Other tensors that the constructor gave.
         dropped: Parameters and persistent buffers of the old module that nothing holds or was made
             from.
+        mixed: Converted parameters made from frozen and from trained ones.
     """
 
     shared: list[str] = field(default_factory=list)
@@ -44,231 +51,209 @@ class Filled:
     constructed: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
     copied_bytes: int = 0
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Converted:
-    """What conversions made for the sites of one owner.
-
-    Attributes:
-        made: Key in the owner → tensor.
-        used: Ids of the old tensors that something was made from.
-        unplaced: Keys of the checkpoint layout that came to no new module.
-        transforms: What `_weight_conversions` is to be from now on, None to leave it.
-    """
-
-    made: dict[str, Made]
-    used: frozenset[int]
-    unplaced: tuple[str, ...] = ()
-    transforms: list[Any] | None = None
+def already_filled(built: Built) -> Filled:
+    """Say which tensors of the old module are in a new one that was made by its own factory."""
+    old = {id(tensor) for tensor in built.old_tensors.values()}
+    shared = [name for name, tensor in tensors_at(built.module) if id(tensor) in old]
+    return Filled(shared=shared)
 
 
-NOTHING = Converted({}, frozenset())
-
-
-def convert_tensors(
-    owner: nn.Module | None,
-    root: nn.Module,
-    built: list[Built],
-    new_transforms: list[Any],
-) -> Converted:
-    """Carry the tensors below the sites of one owner from the old layout to the new one.
-
-    First on the meta device, which tells what there is to do; mostly nothing.
+def fill(
+    built: Built,
+    converted: Converted,
+    place: str,
+    mapping: PatchMapping,
+    live: frozenset[int] = frozenset(),
+) -> Filled:
+    """Give the new module of a site its tensors; the old module is not changed.
 
     Args:
-        owner: The model of transformers, None for modules outside of any.
-        root: What keys are relative to: the owner, or the whole model.
-        built: The new modules.
-        new_transforms: Those that a load under the patch would use.
-
-    Raises:
-        SwapError: An operation raised.
-    """
-    old_transforms = [] if owner is None else list(saved_transforms(owner))
-    known = {signature(transform) for transform in old_transforms}
-    if not old_transforms and not new_transforms:
-        return NOTHING
-    state: dict[str, torch.Tensor] = {}
-    target: dict[str, torch.Tensor] = {}
-    for item in built:
-        place = item.site.owned_fqn if owner is not None else item.site.fqn
-        for name, tensor in saved_tensors(item.site.module).items():
-            state[_join(place, name)] = tensor
-        for name, tensor in saved_tensors(item.module).items():
-            target[_join(place, name)] = tensor
-    metas = {name: torch.empty_like(t, device="meta") for name, t in state.items()}
-    planned = carry_forward(_checkpoint(owner, metas), new_transforms, root, target)
-    _raise_failure(planned)
-    wanted = {
-        name
-        for name, item in planned.made.items()
-        if not (
-            item.tensor is metas.get(name)
-            if item.converter is None
-            else signature(item.converter) in known
-            and name in metas
-            and metas[name].shape == target[name].shape
-        )
-    }
-    if not wanted:
-        return NOTHING
-    checkpoint = _checkpoint(owner, state)
-    needed = {key for name in wanted for key in planned.made[name].sources}
-    carried = carry_forward(
-        {key: tensor for key, tensor in checkpoint.items() if key in needed},
-        new_transforms,
-        root,
-        target,
-    )
-    _raise_failure(carried)
-    made = {name: item for name, item in carried.made.items() if name in wanted}
-    in_place = {id(tensor) for tensor in state.values()}
-    unplaced = {key: checkpoint[key] for key in planned.unexpected}
-    used = in_place - {id(tensor) for tensor in unplaced.values()}
-    fresh = [t for t in new_transforms if signature(t) not in known and t.was_used()]
-    return Converted(
-        made,
-        frozenset(used),
-        tuple(key for key, tensor in unplaced.items() if id(tensor) not in in_place),
-        [*old_transforms, *fresh] if owner is not None and fresh else None,
-    )
-
-
-def _checkpoint(owner: nn.Module | None, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Bring an owner's tensors to the layout of its checkpoint."""
-    if owner is None:
-        return state
-    try:
-        with torch.no_grad():
-            return revert_conversions(owner, dict(state))
-    except Exception as error:
-        raise SwapError(
-            f"the tensors of the replaced modules could not be brought back to the layout of a "
-            f"checkpoint: {type(error).__name__}: {error}. The conversions that the model was "
-            f"loaded with do not reverse."
-        ) from error
-
-
-def _raise_failure(carried: Carried) -> None:
-    for name, failure in carried.failed.items():
-        raise SwapError(
-            f"the conversion that makes {name!r} raised {type(failure).__name__}: {failure}. "
-            f"Nothing was changed."
-        ) from failure
-
-
-def fill(built: Built, converted: Converted, place: str, mapping: PatchMapping) -> Filled:
-    """Give the new module of a site its tensors; the old module is not changed.
+        built: The new module.
+        converted: What conversions made.
+        place: The path that keys of `converted` begin with.
+        mapping: The rules of the swap.
+        live: Ids of modules of the model: where the new module holds one, it is left as it is.
 
     Raises:
         SwapError: A tensor of the same name has another shape, or is on the meta device.
     """
     site, new = built.site, built.module
-    old = _tensors_of(site.module)
-    storages = {tensor.untyped_storage().data_ptr() for tensor in old.values()}
+    old = built.old_tensors
+    supplied = supplied_names(built.old_parts)
     filled = Filled()
-    classes: set[type[nn.Module]] = {site.original}
-    grads = [p.requires_grad for p in site.module.parameters()]
+    if built.cloned:
+        for name, tensor in old.items():
+            _check_there(tensor, name, site, supplied)
+        return Filled(shared=list(old))
+    grads = [t.requires_grad for t in old.values() if _is_parameter(t)]
     requires_grad = any(grads) if grads else True
     waiting: list[tuple[nn.Module, str, str]] = []
-    for prefix, module in list(new.named_modules()):
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            full = _join(prefix, name)
-            made = converted.made.get(_join(place, full))
-            if made is not None:
-                module._parameters[name] = _converted(
-                    made.tensor, parameter, full, site, requires_grad
-                )
+    plain: list[tuple[nn.Module, str, str]] = []
+    used = set(converted.used)
+    # Tensor of the new module as constructed → what takes its place: one under two names stays one.
+    given: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
+    for prefix, module in parts_of(new).items():
+        if id(module) in live:
+            filled.shared += [joined(prefix, name) for name, _ in _own_tensors(module)]
+            continue
+        for name, wanted in _own_tensors(module):
+            full = joined(prefix, name)
+            is_parameter = name in module._parameters
+            persistent = name not in module._non_persistent_buffers_set
+            made = converted.made.get(joined(place, full))
+            there = old.get(full)
+            if there is wanted:  # put there already, since it was added to the old module by hand
+                filled.shared.append(full)
+            elif made is not None and is_parameter:
+                trained = converted.trained.get(joined(place, full)) or {requires_grad}
+                module._parameters[name] = _converted(made, wanted, full, site, any(trained))
+                if len(trained) > 1:
+                    filled.mixed.append(full)
                 is_same = isinstance(made.tensor, nn.Parameter)
                 (filled.shared if is_same else filled.converted).append(full)
-                # A tensor that was only split up is a view of the old one.
-                if made.tensor.untyped_storage().data_ptr() not in storages:
+                if not _is_view(made.tensor, old):
                     filled.copied_bytes += made.tensor.nbytes
-            elif (there := old.get(full)) is not None and isinstance(there, nn.Parameter):
-                _check_shape(there, parameter, full, site)
-                module._parameters[name] = there
-                filled.shared.append(full)
-            else:
-                waiting.append((module, prefix, name))
-                filled.constructed.append(full)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is None:
-                continue
-            full = _join(prefix, name)
-            persistent = name not in module._non_persistent_buffers_set
-            made = converted.made.get(_join(place, full))
-            there = old.get(full)
-            if made is not None:
+            elif made is not None:
                 module._buffers[name] = made.tensor
                 filled.converted.append(full)
+            elif there is not None and is_parameter:
+                _check_shape(there, wanted, full, site, supplied)
+                module._parameters[name] = parameter = _as_parameter(there, wanted)
+                given[id(wanted)] = wanted, parameter
+                used.add(id(there))
+                filled.shared.append(full)
             elif (
                 there is not None
-                and not isinstance(there, nn.Parameter)
                 and (persistent or _same_class(module, site.module, prefix))
-                and there.device.type != "meta"
+                and (there.device.type != "meta" or full in supplied)
             ):
-                _check_shape(there, buffer, full, site)
-                module._buffers[name] = there
+                _check_shape(there, wanted, full, site, supplied)
+                module._buffers[name] = there.detach() if _is_parameter(there) else there
+                used.add(id(there))
                 filled.shared.append(full)
             else:
                 waiting.append((module, prefix, name))
                 (filled.constructed if persistent else filled.constants).append(full)
-    plain = [
-        (module, prefix, name)
-        for prefix, module in new.named_modules()
-        for name, value in vars(module).items()
-        if _holds_meta(value)
-    ]
+        plain += [(module, prefix, n) for n, v in vars(module).items() if _holds_meta(n, v)]
+    for module, prefix, name in list(waiting):
+        found = given.get(id(module._parameters.get(name)))
+        if found is not None:
+            module._parameters[name] = found[1]
+            waiting.remove((module, prefix, name))
+            filled.constructed.remove(joined(prefix, name))
+            filled.shared.append(joined(prefix, name))
     if waiting or plain:
-        assert built.recipe is not None, "a finished module has nothing on the meta device"
-        fresh = any(name in module._parameters for module, _, name in waiting)
-        device, dtype = _device_and_dtype(site)
-        with _default_dtype(dtype):
-            cpu = construct(built.recipe, mapping, classes, torch.device("cpu"), random_init=fresh)
-        for module, prefix, name in waiting:
-            _take(module, name, cpu.get_submodule(prefix), device, requires_grad)
-            _prefer_old(module, name, old.get(_join(prefix, name)))
-        for module, prefix, name in plain:
-            vars(module)[name] = _moved(vars(cpu.get_submodule(prefix))[name], device)
-            filled.constants.append(_join(prefix, name))
-    held = {id(tensor) for tensor in _tensors_of(new).values()}
+        _construct_rest(built, mapping, waiting, plain, old, requires_grad)
+        filled.constants += [joined(prefix, name) for _, prefix, name in plain]
+    held = {id(tensor) for _, tensor in tensors_at(new)}
     filled.dropped = [
         name
         for name, tensor in saved_tensors(site.module).items()
-        if id(tensor) not in held and id(tensor) not in converted.used
+        if id(tensor) not in held and id(tensor) not in used
     ]
     return filled
 
 
-def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer at every path, non-persistent buffers too."""
-    return dict(tensors_at(module))
+def _construct_rest(
+    built: Built,
+    mapping: PatchMapping,
+    waiting: list[tuple[nn.Module, str, str]],
+    plain: list[tuple[nn.Module, str, str]],
+    old: dict[str, torch.Tensor],
+    requires_grad: bool,
+) -> None:
+    """Take the tensors that nothing else gives from an instance built on the CPU."""
+    assert built.recipe is not None, "a finished module has nothing on the meta device"
+    sizes = [dict(_own_tensors(module))[name].numel() for module, _, name in waiting]
+    sizes += [t.numel() for module, _, name in plain for t in _tensors_in(vars(module)[name])]
+    device, dtype = _device_and_dtype(built.site)
+    with _default_dtype(dtype):
+        (cpu,) = construct(
+            [built.recipe],
+            mapping,
+            {built.site.original},
+            torch.device("cpu"),
+            largest=max(sizes),
+        )
+    taken: dict[int, nn.Parameter] = {}
+    for module, prefix, name in waiting:
+        _take(module, name, cpu.get_submodule(prefix), device, requires_grad, taken)
+        _prefer_old(module, name, old.get(joined(prefix, name)))
+    for module, prefix, name in plain:
+        vars(module)[name] = _moved(vars(cpu.get_submodule(prefix))[name], device)
+
+
+def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """List a module's own parameters and buffers, those of its children left out."""
+    return [
+        (name, tensor)
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None
+    ]
+
+
+def _is_view(tensor: torch.Tensor, old: dict[str, torch.Tensor]) -> bool:
+    """Tell whether a converted tensor was only split up or turned, and holds no copy."""
+    place = tensor.untyped_storage().data_ptr()
+    return any(there.untyped_storage().data_ptr() == place for there in old.values())
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def _as_parameter(there: torch.Tensor, wanted: torch.Tensor) -> nn.Parameter:
+    """Return the very parameter; of what was a buffer, one that shares its storage."""
+    if isinstance(there, nn.Parameter):
+        return there
+    wants_grad = wanted.requires_grad and there.is_floating_point()
+    return nn.Parameter(there, requires_grad=wants_grad)
 
 
 def _converted(
-    tensor: torch.Tensor, wanted: torch.Tensor, name: str, site: Site, requires_grad: bool
+    made: Made, wanted: torch.Tensor, name: str, site: Site, requires_grad: bool
 ) -> nn.Parameter:
-    _check_shape(tensor, wanted, name, site)
+    tensor = made.tensor
+    _check_there(tensor, name, site, frozenset())
+    if tensor.shape != wanted.shape:
+        raise SwapError(
+            f"{joined(site.fqn, name)} is converted from {', '.join(made.sources)}, which gives "
+            f"the shape {tuple(tensor.shape)}, and {site.rule.replacement.__qualname__} wants "
+            f"{tuple(wanted.shape)}. If a weight is missing there, a module was put in its place "
+            f"since the model was built, such as an adapter: merge it first. Else the conversion "
+            f"and the replacement do not fit."
+        )
     if isinstance(tensor, nn.Parameter):
         return tensor
     return nn.Parameter(tensor, requires_grad=requires_grad and tensor.is_floating_point())
 
 
-def _check_shape(there: torch.Tensor, wanted: torch.Tensor, name: str, site: Site) -> None:
-    if there.device.type == "meta":
-        raise SwapError(
-            f"{_join(site.fqn, name)} is on the meta device: its weights are not loaded, or are "
-            f"offloaded by accelerate. Load the model whole, then swap."
-        )
+def _check_shape(
+    there: torch.Tensor,
+    wanted: torch.Tensor,
+    name: str,
+    site: Site,
+    supplied: frozenset[str] = frozenset(),
+) -> None:
+    _check_there(there, name, site, supplied)
     if there.shape != wanted.shape:
         raise SwapError(
-            f"{_join(site.fqn, name)} has shape {tuple(there.shape)} and "
+            f"{joined(site.fqn, name)} has shape {tuple(there.shape)} and "
             f"{site.rule.replacement.__qualname__} wants {tuple(wanted.shape)}. Give a weight "
             f"conversion (conversions=...), or another name to a parameter that is new."
+        )
+
+
+def _check_there(there: torch.Tensor, name: str, site: Site, supplied: frozenset[str]) -> None:
+    if there.device.type == "meta" and name not in supplied:
+        raise SwapError(
+            f"{joined(site.fqn, name)} is on the meta device: its weights are not loaded. Load the "
+            f"model whole, then swap."
         )
 
 
@@ -295,13 +280,20 @@ def _device_and_dtype(site: Site) -> tuple[torch.device, torch.dtype | None]:
 
 
 def _take(
-    module: nn.Module, name: str, source: nn.Module, device: torch.device, requires_grad: bool
+    module: nn.Module,
+    name: str,
+    source: nn.Module,
+    device: torch.device,
+    requires_grad: bool,
+    taken: dict[int, nn.Parameter],
 ) -> None:
     if name in module._parameters:
         value = source._parameters[name]
         assert value is not None, "the same constructor made both"
-        wanted = value.requires_grad and requires_grad
-        module._parameters[name] = nn.Parameter(value.detach().to(device), requires_grad=wanted)
+        if id(value) not in taken:
+            wanted = value.requires_grad and requires_grad
+            taken[id(value)] = nn.Parameter(value.detach().to(device), requires_grad=wanted)
+        module._parameters[name] = taken[id(value)]
     else:
         buffer = source._buffers[name]
         module._buffers[name] = None if buffer is None else buffer.to(device)
@@ -316,7 +308,12 @@ def _prefer_old(module: nn.Module, name: str, there: torch.Tensor | None) -> Non
         module._buffers[name] = there
 
 
-def _holds_meta(value: Any) -> bool:
+def _holds_meta(name: str, value: Any) -> bool:
+    """Tell whether an attribute of a module is, or holds, a tensor on the meta device."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "meta"
+    if not isinstance(value, _CONTAINERS) or not value or name in _HELD_BY_TORCH:
+        return False
     return any(tensor.device.type == "meta" for tensor in _tensors_in(value))
 
 
@@ -325,15 +322,22 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            if isinstance(item, torch.Tensor):
-                yield item
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    moved = [item.to(device) if isinstance(item, torch.Tensor) else item for item in value]
-    return tuple(moved) if isinstance(value, tuple) else moved
+    if isinstance(value, dict):
+        return type(value)((key, _moved(item, device)) for key, item in value.items())
+    if isinstance(value, list):
+        return [_moved(item, device) for item in value]
+    if type(value) is tuple:
+        return tuple(_moved(item, device) for item in value)
+    return value
 
 
 class _default_dtype:
@@ -350,7 +354,3 @@ class _default_dtype:
 
     def __exit__(self, *exc_info: object) -> None:
         torch.set_default_dtype(self._outer)
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name

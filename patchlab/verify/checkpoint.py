@@ -15,12 +15,13 @@ from torch import nn
 
 from patchlab._upstream import weight_transforms
 from patchlab.apply.construct import Frame
+from patchlab.apply.constructing import under
 from patchlab.apply.conversions import check_conversions
-from patchlab.apply.swap_build import under
 from patchlab.errors import CheckpointError, FindingsError, TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.skeleton import model_builder
+from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.plan import Replacement, grouped
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -31,6 +32,7 @@ from patchlab.verify.checkpoint_findings import (
     constant_findings,
     conversion_findings,
     key_findings,
+    quantized_findings,
     reversal_findings,
 )
 from patchlab.verify.checkpoint_keys import Loading, Mismatch, plan_loading
@@ -110,14 +112,15 @@ class CheckpointReport(Shown):
         """
         errors = [finding for finding in self.findings if finding.severity == "error"]
         if errors:
-            raise FindingsError("\n".join([self.verdict, *map(str, errors)]))
+            raise FindingsError("\n".join([self.verdict, *finding_lines(errors)]))
         return self
 
     @property
     def verdict(self) -> str:
         """The result in a line."""
         files = f"{self.num_files} file{'s' * (self.num_files != 1)}"
-        parts = [f"{self.class_name}: {self.num_keys:,} tensors in {files}"]
+        tensors = f"{self.num_keys:,} tensor{'s' * (self.num_keys != 1)}"
+        parts = [f"{self.class_name}: {tensors} in {files}"]
         counts = {
             "missing": len(self.missing),
             "unexpected": len(self.unexpected),
@@ -167,7 +170,7 @@ class CheckpointReport(Shown):
         )
         verdict: Tone = "error" if not self.ok else "warning" if self.findings else "ok"
         return Table(
-            columns, tuple(rows), self.verdict, verdict, tuple(map(str, self.findings)), "State"
+            columns, tuple(rows), self.verdict, verdict, finding_remarks(self.findings), "State"
         )
 
 
@@ -209,7 +212,7 @@ def check_checkpoint(
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
     given = check_conversions(conversions)
     stored = read_checkpoint(checkpoint)
-    build, config = model_builder(target)
+    build, config = model_builder(_unwrapped(target))
     frame = Frame(rules, conversions=given)
 
     def work() -> CheckpointReport:
@@ -225,6 +228,18 @@ def check_checkpoint(
     return under(frame, work)
 
 
+def _unwrapped(target: Any) -> Any:
+    """Return the model inside of `torch.compile` and data parallel wrappers."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(target, nn.Module) and "_orig_mod" in target._modules:
+            target = target._modules["_orig_mod"]
+        elif isinstance(target, wrappers):
+            target = target.module
+        else:
+            return target
+
+
 def _report(
     model: nn.Module, stored: StoredCheckpoint, rules: PatchMapping, frame: Frame
 ) -> CheckpointReport:
@@ -233,6 +248,7 @@ def _report(
     reversals = check_reversals(model, stored.tensors, loading, transforms)
     classes = _class_weights(model, loading, _replacements(model, frame))
     findings = [
+        *quantized_findings(getattr(model, "config", None)),
         *key_findings(loading, classes),
         *class_findings(classes, model),
         *constant_findings(classes),

@@ -17,7 +17,21 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 import patchlab
 from patchlab.errors import FindingWarning, MappingError, SwapError
 from tests.faults import Injected, interrupt_at
-from tests.toys import PlainMLP, RefusingMLP, SubAttention, SubMLP, count, llama_config, tokens
+from tests.toys import (
+    BuiltAttention,
+    BuiltMLP,
+    PlainMLP,
+    RefusingMLP,
+    SubAttention,
+    SubMLP,
+    count,
+    llama_config,
+    tokens,
+)
+
+CLONED = {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention}
+CONSTRUCTED = {"LlamaMLP": BuiltMLP, "LlamaAttention": BuiltAttention}
+both_ways = pytest.mark.parametrize("mapping", [CLONED, CONSTRUCTED], ids=["cloned", "constructed"])
 
 
 @pytest.fixture
@@ -47,10 +61,11 @@ def storages(model):
 # Sharing
 
 
-def test_swapped_model_gives_the_same_logits_and_holds_the_same_parameters(llama):
+@both_ways
+def test_swapped_model_gives_the_same_logits_and_holds_the_same_parameters(llama, mapping):
     expected, parameters = llama(tokens()).logits, dict(llama.named_parameters())
 
-    swapped = patchlab.swap(llama, {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention})
+    swapped = patchlab.swap(llama, mapping)
 
     assert torch.equal(llama(tokens()).logits, expected)
     after = dict(llama.named_parameters())
@@ -60,18 +75,20 @@ def test_swapped_model_gives_the_same_logits_and_holds_the_same_parameters(llama
     assert swapped.ok
 
 
-def test_no_storage_is_added_where_layouts_agree(llama):
+@both_ways
+def test_no_storage_is_added_where_layouts_agree(llama, mapping):
     before = storages(llama)
 
-    with patchlab.swap(llama, {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention}):
+    with patchlab.swap(llama, mapping):
         assert storages(llama) == before
 
 
-def test_undo_gives_back_the_very_same_modules_and_attributes(llama):
+@both_ways
+def test_undo_gives_back_the_very_same_modules_and_attributes(llama, mapping):
     modules = dict(llama.named_modules())
     variables = {name: dict(vars(module)) for name, module in modules.items()}
 
-    with patchlab.swap(llama, {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention}):
+    with patchlab.swap(llama, mapping):
         assert dict(llama.named_modules()) != modules
 
     again = dict(llama.named_modules())
@@ -87,9 +104,10 @@ def test_any_set_of_subclasses_gives_the_same_logits_and_is_undone(kinds):
         pass
 
     class Lin(nn.Linear):
-        pass
+        def __init__(self, in_features, out_features, bias=True):
+            super().__init__(in_features, out_features, bias)
 
-    rules = {"mlp": ("LlamaMLP", SubMLP), "attention": ("LlamaAttention", SubAttention)}
+    rules = {"mlp": ("LlamaMLP", BuiltMLP), "attention": ("LlamaAttention", SubAttention)}
     rules |= {"norm": ("LlamaRMSNorm", Norm), "linear": ("lm_head|^Linear$", Lin)}
     model = transformers.LlamaForCausalLM(llama_config()).eval()
     expected, modules = model(tokens()).logits, list(model.modules())
@@ -139,6 +157,106 @@ def test_new_parameter_holds_what_the_constructor_gives_and_is_found(llama):
     assert llama.model.layers[0].mlp.bias2.tolist() == [7, 7, 7, 7]
     assert swapped.report.constructed == ("model.layers.0.mlp.bias2", "model.layers.1.mlp.bias2")
     assert swapped.ok
+
+
+def test_buffer_that_is_drawn_at_random_is_drawn(llama):
+    class Projecting(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.register_buffer("projection", torch.empty(64, 4).normal_(), persistent=False)
+            self.register_buffer("range", torch.empty(9).uniform_(2, 3), persistent=False)
+
+    patchlab.swap(llama, {"LlamaMLP": Projecting})
+
+    mlp = llama.model.layers[0].mlp
+    assert 0.5 < mlp.projection.std() < 1.5
+    assert mlp.range.ge(2).all()
+    assert mlp.range.le(3).all()
+
+
+def test_tensors_inside_of_attributes_are_constructed(llama):
+    class Tables(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.tables = {"a": torch.ones(2), "b": [torch.zeros(1), (torch.ones(1), 3)]}
+
+    patchlab.swap(llama, {"LlamaMLP": Tables})
+
+    tables = llama.model.layers[0].mlp.tables
+    assert tables["a"].tolist() == [1, 1]
+    assert tables["b"][0].tolist() == [0]
+    assert tables["b"][1] == (torch.ones(1), 3)
+
+
+def test_parameter_under_two_names_stays_one(llama):
+    class Twice(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.again = self.up_proj.weight
+            self.gain = self.scale = nn.Parameter(torch.ones(3))
+
+    with pytest.warns(FindingWarning, match="PL301"):
+        swapped = patchlab.swap(llama, {"LlamaMLP": Twice})
+
+    mlp = llama.model.layers[0].mlp
+    assert mlp.again is mlp.up_proj.weight
+    assert mlp.gain is mlp.scale
+    assert not any("again" in name for name in swapped.report.constructed)
+
+
+def test_parameter_that_becomes_a_buffer_shares_its_storage_and_back():
+    class Frozen(nn.Module):
+        def __init__(self, in_features, out_features, bias):
+            super().__init__()
+            self.in_features, self.out_features = in_features, out_features
+            self.register_buffer("weight", torch.empty(out_features, in_features))
+            self.bias = nn.Parameter(torch.empty(out_features))
+
+        def forward(self, inputs):
+            return nn.functional.linear(inputs, self.weight, self.bias)
+
+    class Thawed(nn.Linear):
+        def __init__(self, in_features, out_features, bias):
+            super().__init__(in_features, out_features)
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    expected, place = model(torch.ones(1, 4)), model[0].weight.data_ptr()
+
+    first = patchlab.swap(model, {"Linear": Frozen})
+    second = patchlab.swap(model, {"Frozen": Thawed})
+
+    assert torch.equal(model(torch.ones(1, 4)), expected)
+    assert model[0].weight.data_ptr() == place
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert first.ok
+    assert second.ok
+    assert first.report.copied_bytes == second.report.copied_bytes == 0
+
+
+def test_old_names_that_a_load_understands_are_left_alone(llama):
+    """`gamma` and `beta` of a live module are no old names for `weight` and `bias`."""
+
+    class Affine(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.gamma = nn.Parameter(torch.full((2,), 2.0))
+            self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    class Other(Affine):
+        def __init__(self, config):
+            super().__init__(config)
+            self.up_proj.register_buffer("one", torch.ones(1))
+
+    for layer in llama.model.layers:
+        layer.mlp = Affine(llama.config)
+    gammas = [layer.mlp.gamma for layer in llama.model.layers]
+
+    with pytest.warns(FindingWarning, match="one"):
+        patchlab.swap(llama, {"Affine": Other})
+
+    for layer, gamma in zip(llama.model.layers, gammas, strict=True):
+        assert layer.mlp.gamma is gamma
+        assert layer.mlp.weight.tolist() == [3, 3]
 
 
 def test_weights_that_go_nowhere_are_an_error_finding(llama):
@@ -265,6 +383,32 @@ def test_conversion_in_a_plain_model_goes_by_the_class_of_the_root():
     assert swapped.report.converted == 1
 
 
+def test_tensors_converted_in_inference_mode_can_be_trained():
+    model = gpt2()
+
+    with torch.inference_mode():
+        patchlab.swap(model, {"Conv1D": LinearConv1D}, conversions=transposed())
+
+    model(tokens(), labels=tokens()).loss.backward()
+    assert model.transformer.h[0].mlp.c_fc.weight.grad is not None
+
+
+def test_conversion_that_raises_changes_nothing():
+    class Raising(Transpose):
+        def convert(self, *args, **kwargs):
+            raise ZeroDivisionError("no")
+
+    model, conversions = gpt2(), transposed()
+    conversions["gpt2"][0].operations[:] = [Raising(0, 1)]
+    modules = list(model.modules())
+
+    with pytest.raises(SwapError, match=r"c_attn\.weight' raised ZeroDivisionError"):
+        patchlab.swap(model, {"Conv1D": LinearConv1D}, conversions=conversions)
+
+    assert list(map(id, model.modules())) == list(map(id, modules))
+    assert "_weight_conversions" not in vars(model)
+
+
 def test_conversions_for_another_model_type_are_found(llama):
     with pytest.warns(FindingWarning, match=r"PL305 .*'gpt2'"):
         patchlab.swap(llama, {"LlamaMLP": SubMLP}, conversions=transposed())
@@ -326,7 +470,8 @@ def test_constructor_that_cannot_be_replayed_asks_for_a_factory():
             self.linear = nn.Linear(size, size)
 
     class Other(Secret):
-        pass
+        def __init__(self, size, secret):
+            super().__init__(size, secret)
 
     with pytest.raises(SwapError, match=r"takes 'size'.*from_original\(cls, original\)"):
         patchlab.swap(nn.Sequential(Secret(2, 3)), {"Secret": Other})

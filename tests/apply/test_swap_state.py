@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -10,10 +11,17 @@ import transformers
 from torch import nn
 
 import patchlab
+from notebooks.replacements.fused_qkv import FusedLlamaAttention, llama_conversions
 from patchlab.errors import FindingWarning
-from tests.toys import SubAttention, SubMLP, llama_config, tokens
+from tests.toys import BuiltAttention, BuiltMLP, SubAttention, SubMLP, llama_config, tokens
 
-BOTH = {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention}
+
+@pytest.fixture(params=["cloned", "constructed"])
+def both(request):
+    """Replacements that need no constructor, and such that have one of their own."""
+    if request.param == "cloned":
+        return {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention}
+    return {"LlamaMLP": BuiltMLP, "LlamaAttention": BuiltAttention}
 
 
 @pytest.fixture
@@ -23,13 +31,13 @@ def llama():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_training_flag_dtype_and_requires_grad_are_those_of_the_old_module(llama, dtype):
+def test_training_flag_dtype_and_requires_grad_are_those_of_the_old_module(both, llama, dtype):
     llama.to(dtype)
     llama.model.layers[0].mlp.requires_grad_(False)
     llama.model.layers[1].mlp.train()
     llama.model.layers[1].mlp.down_proj.eval()
 
-    with patchlab.swap(llama, BOTH):
+    with patchlab.swap(llama, both):
         first, second = llama.model.layers[0].mlp, llama.model.layers[1].mlp
         assert not any(p.requires_grad for p in first.parameters())
         assert all(p.requires_grad for p in second.parameters())
@@ -53,20 +61,109 @@ def test_new_parameter_has_the_dtype_of_the_old_module(llama):
     assert not llama.model.layers[0].mlp.gain.requires_grad
 
 
-def test_mode_that_is_set_during_the_swap_stays(llama):
-    with patchlab.swap(llama, BOTH):
+FROZEN = {
+    "none": ([], True, False),
+    "fused": (["q_proj", "k_proj", "v_proj"], False, False),
+    "other": (["o_proj"], True, False),
+    "some": (["q_proj"], True, True),
+}
+
+
+@pytest.mark.parametrize(("frozen", "wanted", "mixed"), FROZEN.values(), ids=FROZEN)
+def test_converted_parameter_is_frozen_as_those_it_is_made_from(llama, frozen, wanted, mixed):
+    for layer in llama.model.layers:
+        for name in frozen:
+            layer.self_attn.get_submodule(name).requires_grad_(False)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        swapped = patchlab.swap(
+            llama, {"LlamaAttention": FusedLlamaAttention}, conversions=llama_conversions()
+        )
+
+    assert llama.model.layers[0].self_attn.qkv_proj.weight.requires_grad is wanted
+    assert ["frozen weights" in str(warning.message) for warning in told] == [True] * mixed
+    if not mixed:
+        llama.model.layers[0].self_attn.o_proj.requires_grad_(True)
+        patchlab.swap(llama, {"FusedLlamaAttention": BuiltAttention})
+        assert llama.model.layers[0].self_attn.k_proj.weight.requires_grad is wanted
+        assert swapped.ok
+
+
+def test_mode_that_is_set_during_the_swap_stays(both, llama):
+    with patchlab.swap(llama, both):
         llama.train()
 
     assert all(module.training for module in llama.modules())
 
 
-def test_hook_runs_on_the_new_module_and_its_handle_still_removes_it(llama):
+class Whole(transformers.LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = 2 * outputs.logits
+        return outputs
+
+
+@pytest.mark.parametrize("mapping", [{"LlamaForCausalLM": Whole}, {"LlamaMLP": "Bare"}])
+def test_mode_that_is_set_during_the_swap_reaches_parts_that_were_not_there(llama, mapping):
+    class Bare(nn.Module):
+        @classmethod
+        def from_original(cls, original):
+            return cls()
+
+        def forward(self, inputs):
+            return inputs
+
+    with patchlab.swap(llama, {key: Bare if c == "Bare" else c for key, c in mapping.items()}):
+        llama.train()
+
+    assert all(module.training for module in llama.modules())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda model: setattr(model, "forward", lambda *a, f=model.forward, **k: f(*a, **k)),
+        lambda model: model.compile(backend="eager"),
+    ],
+    ids=["forward", "compile"],
+)
+def test_root_runs_its_new_forward_whatever_was_put_before_the_old_one(llama, spoil):
+    expected = llama(tokens()).logits
+    spoil(llama)
+
+    with pytest.warns(FindingWarning, match=r"PL306 .*of the root did not follow"):
+        swapped = patchlab.swap(llama, {"LlamaForCausalLM": Whole})
+
+    assert torch.allclose(llama(tokens()).logits, 2 * expected)
+    swapped.undo()
+    assert torch.allclose(llama(tokens()).logits, expected)
+
+
+def test_compiled_model_runs_the_new_modules_and_then_the_old_ones(llama):
+    class Scaled(SubMLP):
+        def forward(self, inputs):
+            return 3 * super().forward(inputs)
+
+    compiled = torch.compile(llama, backend="eager")
+    before = compiled(tokens()).logits
+
+    with patchlab.swap(compiled, {"LlamaMLP": Scaled}) as swapped:
+        assert swapped.replacements[0].fqns[0] == "_orig_mod.model.layers.0.mlp"
+        during = compiled(tokens()).logits
+        assert torch.allclose(during, llama(tokens()).logits, rtol=0, atol=1e-5)
+        assert not torch.allclose(during, before)
+
+    assert torch.allclose(compiled(tokens()).logits, before, rtol=0, atol=1e-5)
+
+
+def test_hook_runs_on_the_new_module_and_its_handle_still_removes_it(both, llama):
     seen = []
     mlp = llama.model.layers[0].mlp
     handle = mlp.register_forward_hook(lambda *args: seen.append("after"))
     mlp.down_proj.register_forward_pre_hook(lambda *args: seen.append("before"))
 
-    with patchlab.swap(llama, BOTH) as swapped:
+    with patchlab.swap(llama, both) as swapped:
         llama(tokens())
         assert seen == ["before", "after"]
         assert not swapped.findings
@@ -78,14 +175,47 @@ def test_hook_runs_on_the_new_module_and_its_handle_still_removes_it(llama):
     assert seen == ["before", "after", "before", "before"]
 
 
-def test_hook_registered_during_the_swap_is_there_after_it(llama):
+def test_hook_registered_during_the_swap_is_there_after_it(both, llama):
     seen = []
-    with patchlab.swap(llama, BOTH):
+    with patchlab.swap(llama, both):
         llama.model.layers[0].mlp.register_forward_hook(lambda *args: seen.append(1))
 
     llama(tokens())
 
     assert seen == [1]
+
+
+def test_every_kind_of_hook_is_given_the_new_module(both, llama):
+    seen = {}
+
+    def note(kind):
+        def hook(module, *args):
+            seen[kind] = type(module)
+
+        return hook
+
+    mlp = llama.model.layers[0].mlp
+    for kind, register in {
+        "forward": mlp.register_forward_hook,
+        "forward pre": mlp.register_forward_pre_hook,
+        "backward": mlp.register_full_backward_hook,
+        "backward pre": mlp.register_full_backward_pre_hook,
+        "state dict": mlp.register_state_dict_post_hook,
+        "state dict pre": mlp.register_state_dict_pre_hook,
+        "load pre": mlp.register_load_state_dict_pre_hook,
+        "load post": mlp.register_load_state_dict_post_hook,
+    }.items():
+        register(note(kind))
+    mlp.register_forward_hook(note("with keywords"), with_kwargs=True)
+    mlp.register_forward_hook(note("always"), always_call=True)
+
+    with patchlab.swap(llama, both) as swapped:
+        llama(tokens(), labels=tokens()).loss.backward()
+        llama.load_state_dict(llama.state_dict())
+        assert not swapped.findings
+
+    assert len(seen) == 10
+    assert set(seen.values()) == {both["LlamaMLP"]}
 
 
 def test_hook_that_has_no_place_is_reported(llama):
@@ -104,7 +234,7 @@ def test_hook_that_has_no_place_is_reported(llama):
     assert any("PL306" in str(w.message) and "mlp.down_proj" in str(w.message) for w in told)
 
 
-def test_accelerate_hook_moves_to_the_new_module(llama):
+def test_accelerate_hook_moves_to_the_new_module(both, llama):
     hooks = pytest.importorskip("accelerate.hooks")
     seen = []
 
@@ -115,25 +245,25 @@ def test_accelerate_hook_moves_to_the_new_module(llama):
 
     hooks.add_hook_to_module(llama.model.layers[0].mlp, Noting())
 
-    with patchlab.swap(llama, BOTH):
+    with patchlab.swap(llama, both):
         llama(tokens())
     llama(tokens())
 
-    assert seen == ["SubMLP", "LlamaMLP"]
+    assert seen == [both["LlamaMLP"].__name__, "LlamaMLP"]
 
 
-def test_forward_that_was_set_on_the_instance_is_reported(llama):
+def test_forward_that_was_set_on_the_instance_is_reported(both, llama):
     mlp = llama.model.layers[0].mlp
     mlp.forward = mlp.forward
 
     with pytest.warns(FindingWarning, match="forward function set on the instance"):
-        patchlab.swap(llama, BOTH)
+        patchlab.swap(llama, both)
 
 
-def test_optimizer_over_shared_parameters_stays_valid(llama):
+def test_optimizer_over_shared_parameters_stays_valid(both, llama):
     optimizer = torch.optim.SGD(llama.parameters(), lr=0.1)
 
-    with patchlab.swap(llama, BOTH) as swapped:
+    with patchlab.swap(llama, both) as swapped:
         assert not swapped.findings
         before = llama.model.layers[0].mlp.up_proj.weight.clone()
         llama(tokens(), labels=tokens()).loss.backward()
@@ -160,8 +290,8 @@ def test_optimizer_that_holds_a_parameter_out_of_use_is_reported(llama):
     assert optimizer.param_groups
 
 
-def test_live_config_is_seen_by_the_new_modules(llama):
-    with patchlab.swap(llama, BOTH):
+def test_live_config_is_seen_by_the_new_modules(both, llama):
+    with patchlab.swap(llama, both):
         assert llama.model.layers[0].self_attn.config is llama.config
         llama.set_attn_implementation("eager")
         assert llama.model.layers[0].self_attn.config._attn_implementation == "eager"
@@ -255,6 +385,25 @@ def test_tied_head_stays_tied(tied):
     assert swapped.findings[0].severity == "info"
 
 
+def test_tie_inside_of_what_is_replaced_is_no_finding():
+    config = transformers.BartConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=64,
+    )
+    model = transformers.BartForConditionalGeneration(config)
+    whole, inner = (transformers.BartForConditionalGeneration, transformers.BartModel)
+
+    for cls, severities in ((whole, set()), (inner, {"info"})):
+        with patchlab.swap(model, {cls.__name__: type("Mine", (cls,), {})}) as swapped:
+            assert {finding.severity for finding in swapped.findings} == severities
+
+
 def test_head_that_wraps_the_tied_weight_is_told_to_lose_it_on_reload(tied):
     with pytest.warns(FindingWarning, match=r"PL304 .*'proj\.weight'.*without the patch"):
         patchlab.swap(tied, only_head(WrappedHead))
@@ -269,9 +418,9 @@ def test_head_that_breaks_the_tie_is_told_how_to_untie(tied):
     assert any("tie_word_embeddings = False" in str(w.message) for w in told)
 
 
-def test_swapped_model_can_be_copied(llama):
-    with patchlab.swap(llama, BOTH):
+def test_swapped_model_can_be_copied(both, llama):
+    with patchlab.swap(llama, both):
         again = copy.deepcopy(llama)
 
     assert torch.equal(again(tokens()).logits, llama(tokens()).logits)
-    assert type(again.model.layers[0].mlp) is SubMLP
+    assert type(again.model.layers[0].mlp) is both["LlamaMLP"]

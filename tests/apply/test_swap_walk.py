@@ -172,19 +172,41 @@ def test_undo_out_of_order_is_refused_and_changes_nothing():
     assert count(model, SubMLP) == 0
 
 
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda layer: setattr(layer, "mlp", nn.Identity()), r"0\.mlp is a Identity that was put"),
+        (lambda layer: delattr(layer, "mlp"), r"0\.mlp is gone: it was taken out"),
+    ],
+)
+def test_undo_after_a_new_module_was_replaced_by_hand_says_so_and_changes_nothing(spoil, told):
+    model = transformers.LlamaForCausalLM(llama_config())
+    swapped = patchlab.swap(model, {"LlamaMLP": SubMLP})
+    spoil(model.model.layers[0])
+
+    with pytest.raises(SwapError, match=told):
+        swapped.undo()
+
+    assert type(model.model.layers[1].mlp) is SubMLP
+    assert not swapped.undone
+
+
+def test_root_in_a_cycle_is_replaced_as_the_root():
+    model = nn.Linear(4, 4)
+    model.back = model  # type: ignore[assignment]
+
+    with patchlab.swap(model, {"Linear": Wrap}):
+        assert type(model) is Wrap
+
+    assert type(model) is nn.Linear
+
+
 def test_models_inside_a_plain_module_are_found():
     model = nn.ModuleDict({"llm": transformers.LlamaModel(llama_config()), "head": nn.Linear(4, 2)})
 
     with patchlab.swap(model, {"LlamaAttention": SubAttention, "^Linear$": Doubled}) as swapped:
         assert swapped.counts == {"LlamaAttention": 2, "^Linear$": 7}
         assert model["llm"].layers[0].self_attn.config is model["llm"].config
-
-
-def test_parametrized_module_is_refused_with_the_way_out():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-
-    with pytest.raises(SwapError, match="remove_parametrizations"):
-        patchlab.swap(model, {"Linear": Doubled})
 
 
 def test_what_is_no_model_is_refused():

@@ -1,0 +1,555 @@
+"""Models worked on before a swap: parametrizations, adapters, earlier swaps, offloading."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
+
+import patchlab
+from notebooks.replacements.fused_qkv import FusedLlamaAttention, llama_conversions
+from patchlab.errors import FindingWarning, NothingReplacedWarning, SwapError
+from tests.fused_families import SMALL
+from tests.toys import (
+    BuiltAttention,
+    BuiltMLP,
+    SubAttention,
+    SubMLP,
+    count,
+    llama_config,
+    tokens,
+)
+
+
+class Doubled(nn.Linear):
+    def __init__(self, in_features, out_features, bias=True):
+        super().__init__(in_features, out_features, bias)
+
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+class Layer(LlamaDecoderLayer):
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+
+
+class Whole(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+
+
+class Scaled(LlamaMLP):
+    def forward(self, inputs):
+        return 3 * super().forward(inputs)
+
+
+class Low(nn.Module):
+    """An adapter around a Linear, as libraries for fine-tuning put it there."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.down = nn.Parameter(torch.randn(2, base.in_features))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2))
+
+    def forward(self, inputs):
+        return self.base_layer(inputs) + inputs @ self.down.T @ self.up.T
+
+
+def pruned_twice(module):
+    prune.l1_unstructured(module, "weight", 0.5)
+    prune.random_unstructured(module, "weight", 0.2)
+    return prune.random_unstructured(module, "bias", 0.5)
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(llama_config()).eval()
+
+
+COMPUTED = [
+    parametrizations.weight_norm,
+    parametrizations.spectral_norm,
+    parametrizations.orthogonal,
+    pytest.param(nn.utils.weight_norm, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
+    nn.utils.spectral_norm,
+    pruned_twice,
+]
+
+
+@pytest.mark.parametrize("compute", COMPUTED)
+def test_parametrized_module_is_replaced_and_computes_its_weight_as_before(compute):
+    model = nn.Sequential(compute(nn.Linear(4, 4)), nn.Linear(4, 2)).eval()
+    old, names, inputs = model[0], model.state_dict().keys(), torch.ones(3, 4)
+    expected = 2 * old(inputs)
+    tensors = dict(old.named_parameters()) | dict(old.named_buffers())
+
+    with patchlab.swap(model, {"Linear": Doubled}) as swapped:
+        assert isinstance(model[0], Doubled)
+        assert torch.allclose(model[0](inputs), expected)
+        now = dict(model[0].named_parameters()) | dict(model[0].named_buffers())
+        assert now.keys() == tensors.keys()
+        assert all(now[name] is tensors[name] for name in now)
+        assert model.state_dict().keys() == names
+        assert swapped.ok
+        assert not swapped.report.constructed
+        with pytest.warns(NothingReplacedWarning, match="Doubled already"):
+            patchlab.swap(model, {"Linear": Doubled})
+
+    assert model[0] is old
+    assert torch.allclose(old(inputs), expected / 2)
+
+
+def test_parametrizations_are_the_very_same_objects():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)))
+    (norm,) = model[0].parametrizations.weight
+
+    with patchlab.swap(model, {"Linear": Doubled}):
+        assert model[0].parametrizations.weight[0] is norm
+        again = copy.deepcopy(model)
+        model[0](torch.ones(2, 4)).sum().backward()
+        assert norm is not again[0].parametrizations.weight[0]
+
+    assert model[0].parametrizations.weight.original0.grad is not None
+
+
+def test_root_that_is_parametrized_is_replaced():
+    model = parametrizations.weight_norm(nn.Linear(4, 4))
+    expected = model(torch.ones(1, 4))
+
+    with patchlab.swap(model, {"Linear": Doubled}):
+        assert isinstance(model, Doubled)
+        assert torch.allclose(model(torch.ones(1, 4)), 2 * expected)
+
+    assert not isinstance(model, Doubled)
+    assert torch.equal(model(torch.ones(1, 4)), expected)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        parametrizations.weight_norm,
+        lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    ],
+)
+def test_parametrization_that_has_no_place_is_refused_with_the_way_out(compute):
+    class Other(nn.Module):
+        def __init__(self, in_features, out_features, bias):
+            super().__init__()
+            self.matrix = nn.Parameter(torch.ones(out_features, in_features))
+
+    model = nn.Sequential(compute(nn.Linear(4, 4)))
+    old = model[0]
+
+    with pytest.raises(SwapError, match=r"'weight' of 0 is computed.*remove_parametrizations"):
+        patchlab.swap(model, {"Linear": Other})
+
+    assert model[0] is old
+
+
+def test_parametrized_module_can_be_made_by_a_factory():
+    class Wrap(nn.Module):
+        @classmethod
+        def from_original(cls, original):
+            wrapped = cls()
+            wrapped.inner = original
+            return wrapped
+
+        def forward(self, inputs):
+            return self.inner(inputs)
+
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)))
+    expected = model(torch.ones(1, 4))
+
+    patchlab.swap(model, {"Linear": Wrap})
+
+    assert torch.equal(model(torch.ones(1, 4)), expected)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        parametrizations.weight_norm,
+        nn.utils.spectral_norm,
+        lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    ],
+)
+def test_parametrized_part_of_a_replaced_module_is_kept(llama, compute):
+    part = llama.model.layers[0].mlp.up_proj
+    compute(part)
+    llama.eval()
+    expected = llama(tokens()).logits
+
+    with patchlab.swap(llama, {"LlamaMLP": BuiltMLP}) as swapped:
+        assert torch.equal(llama(tokens()).logits, expected)
+        assert llama.model.layers[0].mlp.up_proj is part
+        assert [(f.code, f.severity) for f in swapped.findings] == [("PL306", "info")]
+
+    assert torch.equal(llama(tokens()).logits, expected)
+
+
+def test_adapter_in_a_replaced_module_is_kept(llama):
+    attention = llama.model.layers[0].self_attn
+    attention.q_proj = Low(attention.q_proj)
+    expected = llama(tokens()).logits
+
+    swapped = patchlab.swap(llama, {"LlamaAttention": BuiltAttention})
+
+    assert torch.equal(llama(tokens()).logits, expected)
+    assert swapped.ok
+    assert "q_proj" in str(swapped.findings[0])
+    swapped.undo()
+    assert torch.equal(llama(tokens()).logits, expected)
+
+
+def test_conversion_of_weights_that_an_adapter_holds_is_refused_with_the_reason(llama):
+    attention = llama.model.layers[0].self_attn
+    attention.q_proj = Low(attention.q_proj)
+
+    with pytest.raises(SwapError, match=r"k_proj\.weight.*gives the shape.*merge it first"):
+        patchlab.swap(
+            llama, {"LlamaAttention": FusedLlamaAttention}, conversions=llama_conversions()
+        )
+
+    assert type(llama.model.layers[1].self_attn) is not FusedLlamaAttention
+
+
+def test_container_that_is_swapped_keeps_what_was_swapped_inside(llama):
+    patchlab.swap(llama, {"LlamaMLP": Scaled})
+    expected = llama(tokens()).logits
+
+    with patchlab.swap(llama, {"LlamaDecoderLayer": Layer}):
+        assert torch.equal(llama(tokens()).logits, expected)
+        assert (count(llama, Layer), count(llama, Scaled)) == (2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::patchlab.errors.NothingReplacedWarning")
+def test_rule_for_the_original_class_leaves_the_swapped_one_in_the_container(llama):
+    """As it would without the container: the key is for another class than the one there."""
+    patchlab.swap(llama, {"LlamaMLP": Scaled})
+    expected = llama(tokens()).logits
+
+    patchlab.swap(llama, {"LlamaDecoderLayer": Layer, "LlamaMLP": SubMLP})
+
+    assert torch.equal(llama(tokens()).logits, expected)
+
+
+def test_container_with_a_part_of_its_own_tells_what_it_loses(llama):
+    class Own(LlamaDecoderLayer):
+        def __init__(self, config, layer_idx):
+            super().__init__(config, layer_idx)
+            self.mlp = SubMLP(config)
+
+    patchlab.swap(llama, {"LlamaMLP": Scaled})
+
+    with pytest.warns(FindingWarning, match=r"PL306 .*layers\.0\.mlp \(a Scaled\)"):
+        patchlab.swap(llama, {"LlamaDecoderLayer": Own})
+
+    assert count(llama, SubMLP) == 2
+
+
+def test_part_with_settings_of_its_own_is_not_taken_for_the_original_one():
+    class Block(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+            self.drop = nn.Dropout(0.1)
+
+        def forward(self, inputs):
+            return self.drop(inputs)
+
+    class More(Block):
+        def __init__(self, size):
+            super().__init__(size)
+            self.drop = nn.Dropout(0.5)
+
+    class Changed(nn.Dropout):
+        pass
+
+    model = nn.Sequential(Block(4))
+    model[0].drop = Changed(0.1)
+
+    with pytest.warns(FindingWarning, match=r"0\.drop \(a Changed\)"):
+        patchlab.swap(model, {"Block": More})
+
+    assert model[0].drop.p == 0.5
+
+
+def test_adapter_in_a_plain_module_does_not_hide_how_it_was_constructed():
+    class Block(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+            self.linear = nn.Linear(size, size)
+
+        def forward(self, inputs):
+            return self.linear(inputs)
+
+    class Other(Block):
+        pass
+
+    model = nn.Sequential(Block(4))
+    model[0].linear = Low(model[0].linear)
+    expected = model(torch.ones(1, 4))
+
+    patchlab.swap(model, {"Block": Other})
+
+    assert type(model[0]) is Other
+    assert torch.equal(model(torch.ones(1, 4)), expected)
+
+
+# Weights that accelerate keeps elsewhere
+
+
+class Grown(LlamaMLP):
+    """Its projection has a bias, which the offloaded weights lack."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+
+
+@pytest.fixture(params=["cpu", "disk", "mixed"])
+def offloaded(request, llama, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    if request.param == "cpu":
+        accelerate.cpu_offload(llama, execution_device="cpu")
+    elif request.param == "disk":
+        accelerate.disk_offload(llama, tmp_path, execution_device="cpu")
+    else:
+        places = dict.fromkeys(
+            ["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"],
+            "cpu",
+        )
+        accelerate.dispatch_model(
+            llama,
+            places | {"model.layers.1": "disk"},
+            main_device="cpu",
+            offload_dir=tmp_path,
+            force_hooks=True,
+        )
+    return llama
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"LlamaMLP": SubMLP, "LlamaAttention": SubAttention},
+        {"LlamaMLP": BuiltMLP, "LlamaAttention": BuiltAttention},
+        {"LlamaDecoderLayer": Layer},
+        {"LlamaForCausalLM": type("Whole", (transformers.LlamaForCausalLM,), {})},
+        {"LlamaForCausalLM": Whole},
+    ],
+    ids=["cloned parts", "parts", "layers", "cloned root", "root"],
+)
+def test_offloaded_model_gives_the_same_logits_during_and_after_a_swap(offloaded, mapping):
+    expected = offloaded(tokens()).logits
+    modules = dict(offloaded.named_modules())
+    hooks = {name: vars(module).get("_hf_hook") for name, module in modules.items()}
+
+    with patchlab.swap(offloaded, mapping) as swapped:
+        assert all(swapped.counts.values())
+        assert not swapped.findings
+        for _ in range(2):
+            assert torch.equal(offloaded(tokens()).logits, expected)
+        now = offloaded.named_modules()
+        assert {name: vars(module).get("_hf_hook") for name, module in now} == hooks
+
+    again = dict(offloaded.named_modules())
+    assert all(again[name] is modules[name] for name in modules)
+    assert torch.equal(offloaded(tokens()).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "conversions", "told"),
+    [
+        ({"LlamaMLP": Grown}, None, r"up_proj\.bias would be new.*before the model is offloaded"),
+        (
+            {"LlamaAttention": FusedLlamaAttention},
+            llama_conversions(),
+            r"would have to be converted.*before the model is offloaded",
+        ),
+    ],
+    ids=["new parameter", "conversion"],
+)
+def test_what_cannot_be_done_with_offloaded_weights_is_refused(
+    offloaded, mapping, conversions, told
+):
+    expected, modules = offloaded(tokens()).logits, list(offloaded.modules())
+
+    with pytest.raises(SwapError, match=told):
+        patchlab.swap(offloaded, mapping, conversions=conversions)
+
+    assert list(map(id, offloaded.modules())) == list(map(id, modules))
+    assert torch.equal(offloaded(tokens()).logits, expected)
+
+
+def test_lazy_module_is_refused_until_it_has_run():
+    class Block(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+            self.linear = nn.LazyLinear(size)
+
+        def forward(self, inputs):
+            return self.linear(inputs)
+
+    class More(Block):
+        pass
+
+    model = nn.Sequential(Block(4))
+
+    with pytest.raises(SwapError, match=r"0\.linear\.weight is not initialized.*Run the model"):
+        patchlab.swap(model, {"Block": More})
+
+
+# What was set or added since the constructor ran
+
+
+def add_buffer(mlp):
+    mlp.register_buffer("added", torch.ones(2), persistent=False)
+
+
+def add_parameter(mlp):
+    mlp.up_proj.bias = nn.Parameter(torch.ones(64))
+
+
+def add_child(mlp):
+    mlp.adapter = nn.Linear(2, 2)
+
+
+def add_attribute(mlp):
+    mlp.gate_proj.note = ["kept"]
+
+
+def set_setting(mlp):
+    mlp.act_fn.inplace = mlp.hidden_size = 7
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (add_buffer, lambda mlp: mlp.added),
+        (add_parameter, lambda mlp: mlp.up_proj.bias),
+        (add_child, lambda mlp: mlp.adapter),
+        (add_attribute, lambda mlp: mlp.gate_proj.note),
+        (set_setting, lambda mlp: mlp.hidden_size),
+    ],
+)
+@pytest.mark.parametrize("replacement", [SubMLP, BuiltMLP])
+def test_what_was_added_to_a_module_is_in_its_place_too(llama, change, read, replacement):
+    for layer in llama.model.layers:
+        change(layer.mlp)
+    expected, found = llama(tokens()).logits, read(llama.model.layers[0].mlp)
+    names = llama.state_dict().keys()
+
+    with patchlab.swap(llama, {"LlamaMLP": replacement}) as swapped:
+        assert read(llama.model.layers[0].mlp) is found
+        assert torch.equal(llama(tokens()).logits, expected)
+        assert llama.state_dict().keys() == names
+        assert not swapped.findings
+
+
+class Norm(nn.LayerNorm):
+    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True):
+        super().__init__(normalized_shape, eps, elementwise_affine, bias)
+
+
+def test_what_was_taken_off_a_module_is_not_constructed_again():
+    model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
+    model[0].bias = None
+
+    with patchlab.swap(model, {"LayerNorm": Norm}) as swapped:
+        assert model[0].bias is None
+        assert model[1].bias is not None
+        assert not swapped.findings
+
+
+def test_setting_that_the_replacement_chooses_itself_is_its_own(llama):
+    class Wide(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.hidden_size = 3
+            self.note = "mine"
+
+    mlp = llama.model.layers[0].mlp
+    mlp.hidden_size, mlp.note = 7, "set"
+
+    patchlab.swap(llama, {"LlamaMLP": Wide})
+
+    assert llama.model.layers[0].mlp.hidden_size == 3
+    assert llama.model.layers[0].mlp.note == "mine"
+
+
+def test_list_that_was_filled_after_it_was_made_is_replaced_with_its_entries(llama):
+    class Layers(nn.ModuleList):
+        def __init__(self, modules=None):
+            super().__init__(modules)
+
+    expected, layers = llama(tokens()).logits, list(llama.model.layers)
+
+    with patchlab.swap(llama, {"ModuleList": Layers}):
+        assert type(llama.model.layers) is Layers
+        assert all(a is b for a, b in zip(llama.model.layers, layers, strict=True))
+        assert torch.equal(llama(tokens()).logits, expected)
+
+
+def test_part_that_its_model_works_on_after_construction_is_replaced():
+    """MPT takes the bias off its norms."""
+    known = transformers.MptConfig()
+    config = transformers.MptConfig(**{k: v for k, v in SMALL.items() if hasattr(known, k)})
+    model = transformers.MptForCausalLM(config).eval()
+    expected, names = model(tokens()).logits, model.state_dict().keys()
+
+    with patchlab.swap(model, {"LayerNorm": Norm}) as swapped:
+        assert torch.equal(model(tokens()).logits, expected)
+        assert model.state_dict().keys() == names
+        assert not swapped.findings
+
+
+class Normed(nn.Module):
+    """Has weight norm from its own constructor, as Wav2Vec2 does."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.linear = parametrizations.weight_norm(nn.Linear(size, size))
+
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+
+class OtherNormed(Normed):
+    def __init__(self, size):
+        super().__init__(size)
+
+
+def test_parametrization_that_both_constructors_make_is_no_change():
+    model = nn.Sequential(Normed(4))
+    expected, tensors = model(torch.ones(1, 4)), model.state_dict(keep_vars=True)
+
+    with patchlab.swap(model, {"Normed": OtherNormed}) as swapped:
+        assert torch.equal(model(torch.ones(1, 4)), expected)
+        now = model.state_dict(keep_vars=True)
+        assert all(now[name] is tensors[name] for name in tensors)
+        assert not swapped.findings
+
+
+def test_list_in_a_plain_model_is_replaced_with_its_entries():
+    class Row(nn.Sequential):
+        def __init__(self, *args):
+            super().__init__(*args)
+
+    model = nn.ModuleDict({"row": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
+    entries = list(model["row"])
+
+    with patchlab.swap(model, {"Sequential": Row}):
+        assert type(model["row"]) is Row
+        assert list(model["row"]) == entries
