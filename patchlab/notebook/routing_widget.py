@@ -16,6 +16,7 @@ import torch
 import traitlets
 
 from patchlab.errors import RoutingError
+from patchlab.notebook.closing import close_looks
 from patchlab.render.rows import Table
 from patchlab.routing.agreement import RoutingAgreement
 from patchlab.routing.trace import LIVE, RoutingTrace
@@ -47,8 +48,9 @@ class RoutingWidget(anywidget.AnyWidget):
             the tokens; or a tokenizer has no ids to work on.
     """
 
-    _esm = _STATIC / "routing.js"
-    _css = _STATIC / "routing.css"
+    # Text and not paths: anywidget lets a file's contents, which the class holds, hold each widget.
+    _esm = (_STATIC / "routing.js").read_text(encoding="utf-8")
+    _css = (_STATIC / "routing.css").read_text(encoding="utf-8")
 
     view = traitlets.Enum(["load", "tokens", "divergence"], "load").tag(sync=True)
     cell = traitlets.Tuple(traitlets.Int(), traitlets.Int(), default_value=(0, 0)).tag(sync=True)
@@ -67,6 +69,11 @@ class RoutingWidget(anywidget.AnyWidget):
         **traits: Any,
     ) -> None:
         # All that can fail comes first.
+        if not isinstance(trace, RoutingTrace):
+            raise RoutingError(
+                f"a RoutingWidget shows a RoutingTrace, not a {type(trace).__name__}. Of an "
+                f"engine's arrays make one first: RoutingTrace.from_vllm(model, array)."
+            )
         agreement = None if other is None else trace.agreement(other)
         names = _token_names(trace, token_ids, tokenizer)
         super().__init__(**traits)
@@ -91,6 +98,11 @@ class RoutingWidget(anywidget.AnyWidget):
             if agreement is not None and other is not None:
                 partners = [other.layers[trace.layers.index(fqn)] for fqn in first]
                 self.other_experts = _packed(other, partners, shown)
+
+    def close(self) -> None:
+        """Close the widget with its layout."""
+        close_looks(self)
+        super().close()
 
     def to_text(self) -> str:
         """Return the static twin as text."""
@@ -141,7 +153,14 @@ def _token_names(trace: RoutingTrace, token_ids: Any, tokenizer: Any) -> list[st
         if tokenizer is not None:
             raise RoutingError("a tokenizer without token_ids has nothing to name; give both.")
         return []
-    ids = torch.as_tensor(token_ids).flatten().tolist()
+    try:
+        ids = torch.as_tensor(token_ids).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RoutingError(
+            f"token_ids are numbers, as the model takes them, and not a "
+            f"{type(token_ids).__name__} ({error}). Let the tokenizer make them: "
+            f"tokenizer(text).input_ids."
+        ) from error
     if len(ids) != trace.num_tokens:
         raise RoutingError(
             f"{len(ids)} token ids for a trace of {trace.num_tokens} tokens. Of a generation, "

@@ -125,6 +125,16 @@ def _share(part: int, whole: int) -> str:
 
 def agreement_of(first: RoutingTrace, second: RoutingTrace) -> RoutingAgreement:
     """Compare two traces token by token; see `RoutingTrace.agreement`."""
+    if not isinstance(second, RoutingTrace):
+        raise RoutingError(
+            f"a trace agrees with another one, not with a {type(second).__name__}. Of an engine's "
+            f"arrays make one first: RoutingTrace.from_vllm(model, array)."
+        )
+    for trace, which in ((first, "this"), (second, "the other")):
+        if not trace.num_sequences:
+            raise RoutingError(
+                f"{which} trace has no tokens: no forward ran while it was recorded."
+            )
     ours, theirs = tails(first.layers), tails(second.layers)
     names = {theirs[fqn]: fqn for fqn in second.layers}
     if set(names) != set(ours.values()):

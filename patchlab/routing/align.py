@@ -135,7 +135,8 @@ class Cursor:
             mask = None if real is None else real[number]
             parts.append(self._place_one(sequence, tokens, mask, self.next + number))
         count = len(taken) if len(taken) <= len(self._all) - self.next else 1
-        return torch.cat(parts), self._after(count, taken, tokens.length)
+        rows = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        return rows, self._after(count, taken, tokens.length)
 
     def _place_one(
         self, sequence: _Sequence, tokens: TokenPass, mask: torch.Tensor | None, number: int

@@ -11,7 +11,7 @@ before it is done.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from patchlab._upstream import (
     set_checkpoint_function,
 )
 from patchlab.errors import RoutingError
-from patchlab.routing.recompute import Checkpointed
+from patchlab.routing.recompute import Checkpointed, itself
 from patchlab.routing.sites import RouterSite
 from patchlab.routing.watch import (
     PassHook,
@@ -87,22 +87,37 @@ def _hold_router(module: nn.Module, holder: object) -> None:
     own = type(module)
     routed = routed_class(own)
 
+    # Past the module's own __setattr__, which looks through parameters and buffers first.
     def do() -> None:
-        module.__class__ = routed
+        object.__setattr__(module, "__class__", routed)
 
     def undo() -> None:
         if type(module) is routed:
-            module.__class__ = own
+            object.__setattr__(module, "__class__", own)
 
     _hold(key, holder, do, undo)
 
 
-def _hold_forward(module: nn.Module, holder: object) -> None:
-    # accelerate puts a forward of its own on the instance, before which no class's is asked.
-    own = vars(module)["forward"]
+class _PlacedForward:
+    """A forward on the instance, watched; a copy of it, made with the model, is the forward itself.
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return run_router(module, own, args, kwargs)
+    accelerate puts one on the modules that it offloads, before which no class's is asked.
+    """
+
+    def __init__(self, module: nn.Module, own: Callable[..., Any]) -> None:
+        self._module = module
+        self._own = own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return run_router(self._module, self._own, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return itself, (self._own,)
+
+
+def _hold_forward(module: nn.Module, holder: object) -> None:
+    own = vars(module)["forward"]
+    forward = _PlacedForward(module, own)
 
     def do() -> None:
         vars(module)["forward"] = forward
@@ -175,8 +190,6 @@ class _BeamReorder:
 
 
 def _hold_beams(model: nn.Module, holder: object) -> None:
-    if not hasattr(type(model), "generate"):  # Of the class: asking 700 modules takes 1 ms.
-        return
     refusal = _BeamReorder(beam_reorder(model))
     _hold(
         ("beams", id(model)),
@@ -200,15 +213,19 @@ def _routers_held(sites: Iterable[RouterSite]) -> Iterator[None]:
 
 
 @contextmanager
-def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
+def watched(modules: Mapping[str, nn.Module], watcher: Watcher) -> Iterator[None]:
     """Let a watcher see, in this context, what the routers of a model do inside a block.
+
+    `modules` are all those of the model, as `named_modules` gives them.
 
     Blocks may be nested and may overlap in any order, in one thread or in several. When the last
     one ends, however it ends, the model is what it was before the first.
     """
     keep_from_compiler()
-    _refuse_compiled_in_place(model)
-    layers = tuple(checkpointing_modules(model))
+    _refuse_compiled_in_place(modules)
+    layers = tuple(checkpointing_modules(modules.values()))
+    classes = {type(module) for module in modules.values()}
+    generating = {cls for cls in classes if hasattr(cls, "generate")}
 
     def bind_checkpoints() -> None:
         with _LOCK:
@@ -218,8 +235,9 @@ def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
     watcher.bind_checkpoints = bind_checkpoints
     try:
         with _LOCK:
-            for module in model.modules():
-                _hold_beams(module, watcher)
+            for module in modules.values():
+                if type(module) in generating:
+                    _hold_beams(module, watcher)
             bind_checkpoints()
             for site in watcher.sites.values():
                 _hold_hooks(site.owner_module, watcher)
@@ -234,11 +252,11 @@ def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
             raise
 
 
-def _refuse_compiled_in_place(model: nn.Module) -> None:
-    for fqn, module in model.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
+def _refuse_compiled_in_place(modules: Mapping[str, nn.Module]) -> None:
+    for fqn, module in modules.items():
+        if vars(module).get("_compiled_call_impl") is not None:
             raise RoutingError(
-                f"{fqn or type(model).__name__} was compiled in place by module.compile(), whose "
+                f"{fqn or type(module).__name__} was compiled in place by module.compile(), whose "
                 f"code does not announce its passes. Hand torch.compile(model) to record_routing "
                 f"or replay_routing and call that, or compile after the block."
             )

@@ -45,6 +45,11 @@ def trace_of_list(model: nn.Module, tensors: Iterable[Any]) -> RoutingTrace:
         RoutingError: Another number of tensors than of routers, or routes no router could choose.
     """
     sites = find_routers(model)
+    if not isinstance(tensors, Iterable):
+        raise RoutingError(
+            f"routes are a {type(tensors).__name__}, expected a list of tensors (num_tokens, "
+            f"top_k), one for each router."
+        )
     parts = [_integers(tensor, f"tensor {number}") for number, tensor in enumerate(tensors)]
     if len(parts) != len(sites):
         raise RoutingError(
@@ -89,10 +94,12 @@ def trace_of_arrays(model: nn.Module, array: Any, *, prompt: Any = None) -> Rout
     prompts = list(prompt) if isinstance(prompt, list | tuple) else [prompt] * len(requests)
     if len(prompts) != len(requests):
         raise RoutingError(f"{len(prompts)} prompt arrays for {len(requests)} requests.")
+    if not requests:
+        raise RoutingError("an empty list of arrays: there is no request whose routes to take.")
     sites = _one_per_layer(find_routers(model))
     pieces, blocks = [], []
     for number, (completion, start) in enumerate(zip(requests, prompts, strict=True)):
-        parts = [part for part in (start, completion) if part is not None]
+        parts = [completion] if start is None else [start, completion]
         layers = [
             _routed_layers(model, sites, _integers(part, f"request {number}")) for part in parts
         ]
@@ -221,6 +228,8 @@ def batch_of_trace(trace: RoutingTrace) -> torch.Tensor:
     """
     experts = _stacked(trace, None).to(torch.int16)
     blocks = trace.blocks[trace.routers[0].tokens]
+    if not blocks:
+        raise RoutingError("the trace has no sequences: no forward ran while it was recorded.")
     length = max(block.length for block in blocks)
     parts, row = [], 0
     for block in blocks:
@@ -258,12 +267,29 @@ def _integers(values: Any, what: str) -> torch.Tensor:
     if isinstance(values, np.ndarray):
         if values.dtype.kind not in "iu":
             raise RoutingError(f"{what} holds {values.dtype}, expected integers.")
-        return torch.from_numpy(values.astype(np.int32))
-    if isinstance(values, torch.Tensor):
-        if values.is_floating_point() or values.dtype is torch.bool:
+        # Of uint64 the highest half becomes negative, and is refused like any other that is large.
+        wide = torch.from_numpy(values.astype(np.int64 if values.itemsize > 2 else np.int32))
+    elif isinstance(values, torch.Tensor):
+        if values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
             raise RoutingError(f"{what} holds {values.dtype}, expected integers.")
-        return values.detach().cpu().to(torch.int32)
-    raise RoutingError(f"{what} is a {type(values).__name__}, expected an array or a tensor.")
+        values = values.detach().cpu()
+        wide = values.to(torch.int64 if values.itemsize > 2 else torch.int32)
+    else:
+        raise RoutingError(f"{what} is a {type(values).__name__}, expected an array or a tensor.")
+    return _narrowed(wide, what)
+
+
+def _narrowed(wide: torch.Tensor, what: str) -> torch.Tensor:
+    # Looked at first: 2³² would become expert 0.
+    if wide.dtype is torch.int64 and wide.numel():
+        least, largest = (int(bound) for bound in wide.aminmax())
+        limits = torch.iinfo(torch.int32)
+        if least < limits.min or largest > limits.max:
+            raise RoutingError(
+                f"{what} holds {least if least < limits.min else largest}, which is no expert. Its "
+                f"bytes are probably of another integer type."
+            )
+    return wide.to(torch.int32)
 
 
 def _one_per_layer(sites: Sequence[RouterSite]) -> tuple[RouterSite, ...]:

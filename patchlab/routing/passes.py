@@ -31,6 +31,8 @@ class TokenPass:
         cached: Whether a cache was handed in, so that more positions may follow.
         real: Bool tensor `(batch_size, length)`, False on padding; None where no mask says so.
         starts: For sequences packed into one row, where each begins; empty otherwise.
+        ahead: The cache, where this forward may run ahead of what stays in it, as assisted decoding
+            does: several tokens after cached ones. None otherwise, so that no cache is kept alive.
     """
 
     batch_size: int
@@ -39,6 +41,7 @@ class TokenPass:
     cached: bool = False
     real: torch.Tensor | None = None
     starts: tuple[int, ...] = ()
+    ahead: Any = None
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +84,7 @@ def read_pass(
         past=past,
         cached=cache is not None,
         real=real,
+        ahead=cache if past and length > 1 and hasattr(cache, "get_seq_length") else None,
         starts=_starts(named.get("position_ids"), shape) if packed and mask is None else (),
     )
 

@@ -75,10 +75,11 @@ class Checkpointed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy or a pickle of the model, made inside the scope, has the function itself.
-        return _itself, (self.own,)
+        return itself, (self.own,)
 
 
-def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function: what a copy of something that stands in for it becomes."""
     return function
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from patchlab.errors import PatchlabWarning, RoutingError
 from patchlab.routing.attach import watched
 from patchlab.routing.join import RecordedPass, join_passes
 from patchlab.routing.passes import TokenPass
-from patchlab.routing.sites import RouterSite, find_routers
+from patchlab.routing.sites import RouterSite, modules_of, routers_among
 from patchlab.routing.trace import Routes, RoutingTrace, smallest_dtype
 from patchlab.routing.watch import Watcher
 
@@ -36,11 +38,14 @@ class Recorder(Watcher):
         self._order = sites
         self._dtype = smallest_dtype(max(site.num_experts for site in sites), has_live=False)
         self._running: dict[str, tuple[TokenPass, dict[str, list[torch.Tensor]]]] = {}
-        self._joined: tuple[int, Routes] | None = None
+        # By model, the cache of its last pass if that may have run ahead.
+        self._ahead: dict[str, Any] = {}
+        self._joined: tuple[tuple[int, ...], Routes] | None = None
 
     def begin_pass(self, owner: str, tokens: TokenPass) -> None:
         """Start the notes of a pass; those of one that never ended are dropped."""
         self._running[owner] = (tokens, {})
+        self._ahead.pop(owner, None)
 
     def chosen(self, site: RouterSite, index: torch.Tensor) -> None:
         """Note a router's choice."""
@@ -70,14 +75,33 @@ class Recorder(Watcher):
                 f"of {tokens}, the first being {first.fqn}. A kernel or a patch has probably "
                 f"replaced the block around them; load the model without it."
             )
+        if tokens.ahead is not None:
+            self._ahead[owner] = tokens.ahead
+            tokens = replace(tokens, ahead=None)
         self.passes.append(RecordedPass.of(owner, tokens, notes, self._dtype))
 
     def routes(self) -> Routes:
         """Return what has been recorded so far, as whole sequences."""
-        if self._joined is None or self._joined[0] != len(self.passes):
-            count = len(self.passes)
-            self._joined = count, join_passes(self._model, self._order, self.passes[:count])
+        passes, surplus = list(self.passes), self._taken_back()
+        of = (len(passes), *(one.tokens.past for one in surplus))
+        if self._joined is None or self._joined[0] != of:
+            self._joined = of, join_passes(self._model, self._order, [*passes, *surplus])
         return self._joined[1]
+
+    def _taken_back(self) -> list[RecordedPass]:
+        """Return an empty pass for each model that has run ahead, after what stays in its cache."""
+        found = []
+        for owner, cache in self._ahead.items():
+            last = next(one for one in reversed(self.passes) if one.owner == owner).tokens
+            stays = int(cache.get_seq_length())
+            if stays < last.past + last.length:
+                tokens = TokenPass(last.batch_size, 0, stays, cached=True)
+                found.append(RecordedPass(owner, tokens, (), None, {}))
+        return found
+
+    def forget_caches(self) -> None:
+        """Let go of the models' caches; nothing is asked of them any more."""
+        self._ahead.clear()
 
 
 @contextmanager
@@ -108,14 +132,16 @@ def record_routing(model: nn.Module, *, side_towers: bool = False) -> Iterator[R
             model.generate(input_ids, max_new_tokens=8)
         trace.indices["model.layers.0.mlp.gate"].shape  # (16, 8) for a prompt of 9 and 8 new tokens
     """
-    recorder = Recorder(model, find_routers(model, side_towers=side_towers))
+    modules = modules_of(model)
+    recorder = Recorder(model, routers_among(modules, side_towers=side_towers))
     # Mutable until the block ends: the trace asks the recorder. Then it holds the routes itself.
     trace = RoutingTrace(recorder.routes)
     try:
-        with watched(model, recorder):
+        with watched(modules, recorder):
             yield trace
     finally:
         trace.close()
+        recorder.forget_caches()
     if not recorder.passes and recorder.missed:
         warnings.warn(
             "nothing was recorded: the model ran in another thread than the block. Start that "

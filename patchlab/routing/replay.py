@@ -20,7 +20,7 @@ from patchlab.routing.attach import watched
 from patchlab.routing.fit import fitted
 from patchlab.routing.interop import trace_of_any
 from patchlab.routing.passes import TokenPass
-from patchlab.routing.sites import RouterSite, find_routers
+from patchlab.routing.sites import RouterSite, modules_of, routers_among
 from patchlab.routing.trace import LIVE, Router, Routes, RoutingTrace
 from patchlab.routing.watch import Watcher
 
@@ -166,14 +166,15 @@ def replay_routing(
             loss = model(input_ids=sequences, labels=labels).loss
         loss.backward()
     """
-    sites = find_routers(model, side_towers=True)
+    modules = modules_of(model)
+    sites = routers_among(modules, side_towers=True)
     if not isinstance(trace, RoutingTrace):
         trace = trace_of_any(model, trace)
     sites, routers = fitted(model, sites, trace)
     routes = trace.routes
     replayer = Replayer(sites, routers, routes, strict)
     names = {router.fqn: fqn for fqn, router in routers.items()}
-    with watched(model, replayer):
+    with watched(modules, replayer):
         yield RoutingTrace(_renamed(routes, names))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ from torch import nn
 
 from patchlab._upstream import is_transformers_name
 from patchlab.errors import RoutingError
+from patchlab.model.walk import check_module
 
 Choice = Literal["topk", "argmax", "mixer", "table", "product"]
 
@@ -127,9 +129,16 @@ def _choice_of(cls: type[nn.Module]) -> Choice | None:
     return "argmax" if "argmax(" in source else "topk"
 
 
+def _attribute(holder: object, name: str) -> object:
+    if isinstance(holder, nn.Module) and not hasattr(type(holder), name):
+        # Past the module's own __getattr__, which takes 2 µs and an error to say that it has none.
+        return vars(holder).get(name)
+    return getattr(holder, name, None)
+
+
 def _first_int(holder: object, names: tuple[str, ...]) -> int | None:
     for name in names:
-        value = getattr(holder, name, None)
+        value = _attribute(holder, name)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
@@ -140,19 +149,19 @@ def _top_k(module: nn.Module, choice: Choice) -> int | None:
         # Nllb picks a second expert by a second argmax; Switch picks one.
         return 2 if "top_2" in _source(type(module)) else 1
     own = _first_int(module, _TOP_K)
-    return own if own is not None else _first_int(getattr(module, "config", None), _CONFIG_TOP_K)
+    return own if own is not None else _first_int(_attribute(module, "config"), _CONFIG_TOP_K)
 
 
 def _widths(module: nn.Module) -> frozenset[int]:
     found = [_first_int(module, (name,)) for name in _WIDTHS]
     # Dbrx keeps the number on its experts, Gemma 4 in the config alone.
-    found.append(_first_int(getattr(module, "config", None), ("num_experts",)))
-    found.append(_first_int(getattr(module, "experts", None), ("num_experts",)))
+    found.append(_first_int(_attribute(module, "config"), ("num_experts",)))
+    found.append(_first_int(module._modules.get("experts"), ("num_experts",)))
     return frozenset(width for width in found if width is not None)
 
 
 def _groups(module: nn.Module) -> tuple[int, int]:
-    if getattr(module, "topk_method", None) == "greedy":
+    if _attribute(module, "topk_method") == "greedy":
         return 1, 1  # DeepSeek-V2 has the numbers and does not use them (V2-Lite).
     number = _first_int(module, ("num_group", "n_group")) or 1
     return (number, _first_int(module, ("topk_group",)) or 1) if number > 1 else (1, 1)
@@ -160,7 +169,8 @@ def _groups(module: nn.Module) -> tuple[int, int]:
 
 def plain_fqn(fqn: str) -> str:
     """Return an FQN without the names that wrappers add to it."""
-    return ".".join(part for part in fqn.split(".") if part not in _WRAPPERS)
+    parts = fqn.split(".")
+    return fqn if _WRAPPERS.isdisjoint(parts) else ".".join(p for p in parts if p not in _WRAPPERS)
 
 
 def layer_of(fqn: str) -> int:
@@ -168,15 +178,22 @@ def layer_of(fqn: str) -> int:
     return next((int(part) for part in fqn.split(".") if part.isdigit()), -1)
 
 
-def _owner(fqn: str, modules: dict[str, nn.Module]) -> tuple[str, nn.Module]:
-    from transformers import PreTrainedModel
-
-    parts = fqn.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[:end])
-        if isinstance(modules.get(name), PreTrainedModel):
-            return name, modules[name]
+def _owner(fqn: str, modules: Mapping[str, nn.Module], owners: set[str]) -> tuple[str, nn.Module]:
+    while "." in fqn:
+        fqn = fqn.rpartition(".")[0]
+        if fqn in owners:
+            return fqn, modules[fqn]
     return "", modules[""]
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return every module of a model once, by its FQN.
+
+    Raises:
+        TargetError: It is no `nn.Module`.
+    """
+    check_module(model)
+    return dict(model.named_modules())
 
 
 def find_routers(model: nn.Module, *, side_towers: bool = False) -> tuple[RouterSite, ...]:
@@ -189,11 +206,25 @@ def find_routers(model: nn.Module, *, side_towers: bool = False) -> tuple[Router
 
     Raises:
         RoutingError: There is none; or one does not say how many experts it chooses.
+        TargetError: `model` is no `nn.Module`.
     """
-    modules = dict(model.named_modules())
+    return routers_among(modules_of(model), side_towers=side_towers)
+
+
+def routers_among(
+    modules: Mapping[str, nn.Module], *, side_towers: bool = False
+) -> tuple[RouterSite, ...]:
+    """Find the routers among the modules of a model; see `find_routers`."""
+    from transformers import PreTrainedModel
+
+    # Asked once for each class: a model has hundreds of modules and a dozen classes.
+    classes = {type(module) for module in modules.values()}
+    choices = {cls: choice_of(cls) for cls in classes}
+    owning = {cls for cls in classes if issubclass(cls, PreTrainedModel)}
+    owners = {fqn for fqn, module in modules.items() if type(module) in owning}
     sites = []
     for fqn, module in modules.items():
-        choice = choice_of(type(module))
+        choice = choices[type(module)]
         if choice is None or (not side_towers and _SIDE_TOWER.search(fqn)):
             continue
         top_k, widths = _top_k(module, choice), _widths(module)
@@ -204,7 +235,7 @@ def find_routers(model: nn.Module, *, side_towers: bool = False) -> tuple[Router
                 f"{what}. Give the module an attribute of that name."
             )
         groups, top_k_groups = _groups(module)
-        owner, owner_module = _owner(fqn, modules)
+        owner, owner_module = _owner(fqn, modules, owners)
         sites.append(
             RouterSite(
                 fqn=plain_fqn(fqn),
@@ -222,11 +253,12 @@ def find_routers(model: nn.Module, *, side_towers: bool = False) -> tuple[Router
             )
         )
     if not sites:
-        raise RoutingError(_nothing_found(model, modules))
+        raise RoutingError(_nothing_found(modules))
     return tuple(sites)
 
 
-def _nothing_found(model: nn.Module, modules: dict[str, nn.Module]) -> str:
+def _nothing_found(modules: Mapping[str, nn.Module]) -> str:
+    model = modules[""]
     near = sorted(
         {
             type(module).__name__

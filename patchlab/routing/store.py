@@ -11,20 +11,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from patchlab.errors import RoutingError
-from patchlab.routing.fit import check_routes
-from patchlab.routing.trace import Router, Routes, RoutingTrace, TokenBlock
+from patchlab.routing.header import routes_of
+from patchlab.routing.trace import RoutingTrace
 
 FORMAT = "patchlab.routing_trace"
 VERSION = 1
 
 
 def save_trace(trace: RoutingTrace, path: str | Path) -> None:
-    """Write a trace to a file, replacing one that is there once the new one is complete."""
+    """Write a trace to a file, replacing one that is there once the new one is complete.
+
+    Raises:
+        RoutingError: The file cannot be written, as where there is no such folder.
+        OSError: The same, if the system says so first.
+    """
     path = Path(path)
     routes = trace.routes
     tensors = {f"experts.{fqn}": index.contiguous() for fqn, index in routes.indices.items()}
@@ -61,6 +65,8 @@ def save_trace(trace: RoutingTrace, path: str | Path) -> None:
         # Copies, since routers share storage and safetensors refuses shared tensors.
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, partial, metadata)
         partial.replace(path)
+    except SafetensorError as error:
+        raise RoutingError(f"the trace cannot be written to {str(path)!r}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -92,37 +98,9 @@ def load_trace(path: str | Path) -> RoutingTrace:
             f"patchlab reads version {VERSION}. Write it again, or update patchlab."
         )
     try:
-        routes = _routes(json.loads(metadata["header"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        routes = routes_of(json.loads(metadata.get("header", "")), tensors)
+    except (ValueError, RecursionError) as error:
         raise RoutingError(
             f"{str(path)!r} is a routing trace whose header and tensors do not go together: {error}"
         ) from error
     return RoutingTrace(routes)
-
-
-def _routes(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Routes:
-    routers = tuple(Router(**router) for router in header["routers"])
-    blocks = {}
-    for key, group in header["blocks"].items():
-        blocks[key] = tuple(
-            TokenBlock(
-                block["batch_size"],
-                block["length"],
-                real=None if block["real"] is None else tensors[block["real"]].to(torch.bool),
-                prompt=block["prompt"],
-                is_flat=block["is_flat"],
-            )
-            for block in group
-        )
-    indices = {router.fqn: tensors[f"experts.{router.fqn}"] for router in routers}
-    for router in routers:
-        expected = sum(block.num_tokens for block in blocks[router.tokens])
-        index = indices[router.fqn]
-        if index.is_floating_point() or len(index) != expected:
-            raise ValueError(
-                f"{router.fqn} has {len(index)} rows of {index.dtype}, the header says {expected} "
-                f"tokens"
-            )
-    routes = Routes(routers, indices, blocks, str(header["model_type"]), int(header["num_layers"]))
-    check_routes(routes)
-    return routes

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.exc import Unsupported
 
 from patchlab.errors import RoutingError
@@ -27,7 +28,8 @@ def other():
 
 
 def compiled(model, **options):
-    return torch.compile(model, backend="eager", **options)
+    """Compile as far as to code: the breaks, the graphs and what is saved for backward are real."""
+    return torch.compile(model, backend="aot_eager", **options)
 
 
 def test_compiled_model_is_recorded_and_replayed(other):
@@ -63,6 +65,48 @@ def test_gradients_of_a_compiled_model_are_those_of_the_model(other):
     for name, parameter in model.named_parameters():
         if name in expected:
             assert torch.allclose(parameter.grad, expected[name], atol=1e-6), name
+
+
+class ToyTopKRouter(nn.Module):
+    top_k, num_experts = 2, 4
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, hidden):
+        scores = (hidden @ self.weight.T).softmax(-1)
+        weights, index = torch.topk(scores, self.top_k, dim=-1)
+        return torch.zeros_like(scores).scatter(-1, index, weights)
+
+
+class ToyMoE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(100, 8)
+        self.gate = ToyTopKRouter()
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, input_ids):
+        hidden = self.embed(input_ids).flatten(0, 1)
+        return torch.einsum("te,td,edf->tf", self.gate(hidden), hidden, self.experts)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own.
+def test_machine_code_is_recorded_and_replayed():
+    """The default backend, which writes C++: on a toy, since each kernel takes seconds."""
+    model = ToyMoE()
+    with torch.no_grad(), record_routing(model) as expected:
+        plain = model(IDS)
+    fast = torch.compile(model)
+    with torch.no_grad():
+        with record_routing(fast) as trace:
+            assert torch.allclose(fast(IDS), plain, atol=1e-5)
+        with replay_routing(fast, [torch.tensor([[3, 1]] * 16)]), record_routing(fast) as imposed:
+            fast(IDS)
+
+    assert trace.agreement(expected).ok
+    assert imposed.indices["gate"].tolist() == [[3, 1]] * 16
 
 
 def test_whole_graph_is_refused_with_the_reason():

@@ -108,6 +108,57 @@ def test_damaged_files_are_refused(tmp_path, change, match):
         RoutingTrace.load(path)
 
 
+NUMBERS = [None, -2, 0, 1.5, 10**9, 10**30, "1", True, [], {}, float("nan")]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("routers",),
+        ("routers", 0),
+        ("routers", 0, "fqn"),
+        ("routers", 0, "num_experts"),
+        ("routers", 0, "top_k"),
+        ("routers", 0, "tokens"),
+        ("routers", 0, "num_groups"),
+        ("blocks",),
+        ("blocks", "model"),
+        ("blocks", "model", 0, "length"),
+        ("num_layers",),
+    ],
+    ids=repr,
+)
+def test_headers_that_say_something_else_are_refused_before_they_cost_memory(
+    tmp_path, place, value
+):
+    """10⁹ layers would be asked of the memory by `to_vllm`, and end the process."""
+    path = tmp_path / "trace.safetensors"
+    recorded().save(path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["header"])
+    holder = header
+    for part in place[:-1]:
+        holder = holder[part]
+    holder[place[-1]] = value
+    changed(path, metadata={"header": json.dumps(header)})
+    if place == ("num_layers",) and value == 0:
+        assert RoutingTrace.load(path).num_layers == 0  # A model may not say.
+        return
+
+    with pytest.raises(RoutingError, match="do not go together"):
+        RoutingTrace.load(path)
+
+
+def test_header_that_is_nested_too_deep_is_refused(tmp_path):
+    path = tmp_path / "trace.safetensors"
+    recorded().save(path)
+    changed(path, metadata={"header": "[" * 100_000})
+
+    with pytest.raises(RoutingError, match="do not go together"):
+        RoutingTrace.load(path)
+
+
 def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "trace.safetensors"
     trace = recorded()
