@@ -11,6 +11,9 @@
   + SwapError               modules that cannot be swapped in a model that is built
   + CheckpointError         a checkpoint that cannot be read or judged (also a ValueError)
   + RoutingError            a routing trace that does not fit the model (also a ValueError)
+  + ExportError             patches that cannot be written as a file; nothing is (also a ValueError)
+  + LaunchError             patches that cannot be brought to another process, or differ between two
+  + UnknownCodeError        a finding code that there is not (also a ValueError)
   + FindingsError           a plan with findings of severity "error" was asked to be carried out
 * PatchlabWarning           the root of the warnings, so that one filter reaches all of them
   + OverMatchWarning        a rule matches more than its author is likely to mean
@@ -61,6 +64,18 @@ class CheckpointError(PatchlabError, ValueError):
 
 class RoutingError(PatchlabError, ValueError):
     """A routing trace that does not fit, or routing that cannot be recorded or imposed."""
+
+
+class ExportError(PatchlabError, ValueError):
+    """Patches that cannot be written as a file, or not to this path; nothing is written."""
+
+
+class LaunchError(PatchlabError, RuntimeError):
+    """Patches that cannot be brought to another process, or that differ between two."""
+
+
+class UnknownCodeError(PatchlabError, ValueError):
+    """A finding code that there is not."""
 
 
 class FindingsError(PatchlabError, ValueError):

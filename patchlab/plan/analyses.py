@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from patchlab.plan import contract, couplings, overmatch
+from patchlab.plan import contract, couplings, overmatch, parallel
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.evidence import Evidence
 from patchlab.plan.findings import Finding, ordered
@@ -40,6 +40,8 @@ ANALYSES: tuple[Analysis, ...] = (
     couplings.names_others_list,
     contract.never_called,
     couplings.tied_weights,
+    parallel.tensor_parallel,
+    parallel.expert_parallel,
 )
 
 

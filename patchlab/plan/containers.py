@@ -20,7 +20,7 @@ from patchlab.mapping.rules import PatchMapping, PatchRule, compile_pattern, is_
 from patchlab.model.catalog import Catalog
 from patchlab.model.containment import as_mask
 
-Evidence = Literal["built", "static"]
+Seen = Literal["built", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Container:
     inner: tuple[str, ...]
     example: str
     path: str
-    evidence: Evidence
+    evidence: Seen
 
     @property
     def full_name(self) -> str:

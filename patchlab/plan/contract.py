@@ -6,10 +6,10 @@ and where a forward can be run on the meta device, the calls of `forward` and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from patchlab.plan.evidence import ConstructorCall, Evidence, ForwardCall
-from patchlab.plan.findings import Finding
+from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
 from patchlab.plan.wording import (
     constructor_parameters,
@@ -17,10 +17,10 @@ from patchlab.plan.wording import (
     listed,
     named_parameters,
     needs_values,
-    quantity,
     signature_of,
     takes_any_keyword,
 )
+from patchlab.render.numbers import count
 
 # transformers 5.24 passes the cache to attention as `cache`, earlier versions as `past_key_values`.
 # A forward that takes it in **kwargs and does not look computes right logits, and generates
@@ -144,7 +144,7 @@ def return_arity(evidence: Evidence) -> Iterator[Finding]:
             replacement.original.__name__,
             f"{replacement.original.__name__}.forward returns {before.returned}, "
             f"{replacement.replacement.__name__}.forward {after.returned}, in "
-            f"{quantity(len(replacement.fqns), 'module')}. The code around it unpacks what the "
+            f"{count(len(replacement.fqns), 'module')}. The code around it unpacks what the "
             f"original returns: at a batch of 2 a tensor passes for two values. Return the same.",
         )
     if evidence.forward_failure and not told and not _broken_already(evidence):
@@ -238,8 +238,7 @@ def _matters(
     return [*lost] != [theirs[0]] or len(theirs) != len(ours)
 
 
-def _call_at(calls: object, replacement: Replacement) -> ForwardCall | None:
-    assert isinstance(calls, dict)
+def _call_at(calls: Mapping[str, ForwardCall], replacement: Replacement) -> ForwardCall | None:
     return next((calls[fqn] for fqn in replacement.fqns if fqn in calls), None)
 
 
@@ -250,10 +249,10 @@ def _broken_already(evidence: Evidence) -> bool:
     )
 
 
-def _argument_finding(replacement: Replacement, severity: str, message: str) -> Finding:
+def _argument_finding(replacement: Replacement, severity: Severity, message: str) -> Finding:
     return Finding(
         "PL202",
-        "error" if severity == "error" else "warning",
+        severity,
         replacement.key,
         replacement.original.__name__,
         message,

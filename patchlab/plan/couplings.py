@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 from patchlab.plan.evidence import Evidence
-from patchlab.plan.findings import Finding
+from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
-from patchlab.plan.wording import listed, quantity
+from patchlab.plan.wording import listed
+from patchlab.render.numbers import count
 
 # What a class body holds without saying anything.
 _BOILERPLATE = frozenset(
@@ -29,24 +32,34 @@ _BOILERPLATE = frozenset(
 def only_forward(evidence: Evidence) -> Iterator[Finding]:
     """PL109: the replacement overrides `forward` alone, for which transformers has interfaces."""
     for replacement in evidence.plan:
-        own = _overridden(replacement)
-        if own != {"forward"}:
-            continue
-        name = replacement.original.__name__
-        if "Attention" in name:
-            way = "the Attention interface (AttentionInterface.register)"
-        elif "Experts" in name:
-            way = "the Experts interface (ExpertsInterface.register)"
-        else:
-            way = "the Kernels registry (use_kernel_forward_from_hub)"
-        yield Finding(
-            "PL109",
-            "info",
-            replacement.key,
-            name,
-            f"{replacement.replacement.__name__} differs from {name} in forward alone. If only the "
-            f"computation changes, {way} does that without a patch.",
+        finding = only_forward_finding(
+            replacement.key, replacement.original, replacement.replacement
         )
+        if finding is not None:
+            yield finding
+
+
+def only_forward_finding(
+    key: str, original: type[nn.Module], replacement: type[nn.Module]
+) -> Finding | None:
+    """PL109 for one replacement; None if it is no subclass or differs in more."""
+    if _overridden(original, replacement) != {"forward"}:
+        return None
+    name = original.__name__
+    if "Attention" in name:
+        way = "the Attention interface (AttentionInterface.register)"
+    elif "Experts" in name:
+        way = "the Experts interface (ExpertsInterface.register)"
+    else:
+        way = "the Kernels registry (use_kernel_forward_from_hub)"
+    return Finding(
+        "PL109",
+        "info",
+        key,
+        name,
+        f"{replacement.__name__} differs from {name} in forward alone. If only the computation "
+        f"changes, {way} does that without a patch.",
+    )
 
 
 def base_classes(evidence: Evidence) -> Iterator[Finding]:
@@ -83,7 +96,7 @@ def names_others_list(evidence: Evidence) -> Iterator[Finding]:
     for replacement in evidence.plan:
         name, new = replacement.original.__name__, replacement.replacement.__name__
         if name in listing and new not in listing and name not in remaining:
-            split = quantity(len(replacement.fqns), "module")
+            split = count(len(replacement.fqns), "module")
             yield _coupling(
                 replacement,
                 f"{name} is in the model's _no_split_modules, and {new} is not: device_map and "
@@ -128,13 +141,13 @@ def _no_split_names(evidence: Evidence) -> set[str]:
     return found
 
 
-def _overridden(replacement: Replacement) -> set[str]:
+def _overridden(original: type, replacement: type) -> set[str]:
     """Return what a subclass of the original defines; empty if it is none."""
-    if not issubclass(replacement.replacement, replacement.original):
+    if not issubclass(replacement, original):
         return set()
     own: set[str] = set()
-    for cls in replacement.replacement.__mro__:
-        if cls is replacement.original:
+    for cls in replacement.__mro__:
+        if cls is original:
             break
         own |= {name for name, value in vars(cls).items() if _says_something(name, value)}
     return own
@@ -145,10 +158,10 @@ def _says_something(name: str, value: Any) -> bool:
     return name not in _BOILERPLATE and (name.startswith("_") or callable(value))
 
 
-def _coupling(replacement: Replacement, message: str, severity: str = "warning") -> Finding:
+def _coupling(replacement: Replacement, message: str, severity: Severity = "warning") -> Finding:
     return Finding(
         "PL204",
-        "error" if severity == "error" else "warning",
+        severity,
         replacement.key,
         replacement.original.__name__,
         message,

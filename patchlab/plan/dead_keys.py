@@ -14,6 +14,7 @@ from patchlab.mapping.matching import explain_match, near_names
 from patchlab.mapping.rules import PatchMapping, PatchRule
 from patchlab.model.classes import loaded_module_classes
 from patchlab.plan.findings import Finding
+from patchlab.plan.wording import listed
 
 
 def dead_key_findings(
@@ -29,7 +30,7 @@ def dead_key_findings(
         mapping: The rules.
         counts: Key → number of modules replaced.
         class_names: The names of the classes of the modules at hand, before the patch.
-        known_names: Further names that keys may have been meant for, such as the catalogue's.
+        known_names: Further names that keys may have been meant for, such as the catalog's.
     """
     findings = []
     shadowed = _shadowed_by(mapping, class_names)
@@ -65,7 +66,7 @@ def _never_decides(rule: PatchRule, names: list[str], winners: list[str]) -> Fin
         "warning",
         rule.key,
         names[0],
-        f"key {rule.key!r} fits {_listed(names)}, but {_listed([repr(w) for w in winners])} "
+        f"key {rule.key!r} fits {listed(names)}, but {listed([repr(w) for w in winners])} "
         f"{'decides' if len(winners) == 1 else 'decide'} there: an exact name comes first, then "
         f"the first pattern that fits. Remove this rule, or put it before the other.",
     )
@@ -82,14 +83,14 @@ def _dead(rule: PatchRule, class_names: Collection[str], known_names: Iterable[s
         reason = f"{own} is what the model has there already. Give another class."
     elif in_torch:
         reason = (
-            f"{_listed(in_torch)} {'is' if len(in_torch) == 1 else 'are'} torch's own, and only "
+            f"{listed(in_torch)} {'is' if len(in_torch) == 1 else 'are'} torch's own, and only "
             f"classes of transformers are replaced at construction. To replace these modules in a "
             f"model that is built, swap them in place."
         )
     elif elsewhere:
         reason = (
-            f"it fits {_listed(elsewhere)}, of which no model here has a module. Use the name of a "
-            f"class in the model, such as {_listed(sorted(class_names)[:3]) or 'its own'}."
+            f"it fits {listed(elsewhere)}, of which no model here has a module. Use the name of a "
+            f"class in the model, such as {listed(sorted(class_names)[:3]) or 'its own'}."
         )
     else:
         near = near_names(rule.key, class_names) or near_names(rule.key, {*loaded, *known_names})
@@ -117,10 +118,3 @@ def _dead(rule: PatchRule, class_names: Collection[str], known_names: Iterable[s
 
 def _torch_class_names() -> list[str]:
     return [name for name, value in vars(torch.nn).items() if isinstance(value, type)]
-
-
-def _listed(names: Iterable[str], limit: int = 3) -> str:
-    names = list(names)
-    if len(names) > limit:
-        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

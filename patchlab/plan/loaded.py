@@ -17,7 +17,8 @@ from patchlab.model.classes import matched_classes
 from patchlab.plan.containers import Container, find_containers
 from patchlab.plan.findings import Finding, ordered
 from patchlab.plan.suggest import suggest_key
-from patchlab.plan.wording import listed, quantity
+from patchlab.plan.wording import listed
+from patchlab.render.numbers import count
 
 
 def loaded_overmatches(
@@ -84,7 +85,7 @@ def _finding(
         "error",
         rule.key,
         first.class_name,
-        f"key {rule.key!r} matches {quantity(len(names), 'class', 'classes')} in {python_module}: "
+        f"key {rule.key!r} matches {count(len(names), 'class', 'classes')} in {python_module}: "
         f"{listed(names, 6)}. {first.class_name} is a container of {listed(first.inner)}: "
         f"replacing both drops the inner one.{others} {advice}",
         suggestion.key if suggestion else "",

@@ -17,7 +17,8 @@ from patchlab.plan.evidence import Evidence
 from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
 from patchlab.plan.suggest import Suggestion, suggest_key
-from patchlab.plan.wording import constructor_parameters, listed, quantity
+from patchlab.plan.wording import constructor_parameters, listed
+from patchlab.render.numbers import count
 
 
 def containers(evidence: Evidence) -> Iterator[Finding]:
@@ -87,7 +88,7 @@ def other_names(evidence: Evidence) -> Iterator[Finding]:
                 "warning",
                 rule.key,
                 also[0],
-                f"key {rule.key!r} also fits {quantity(len(also), 'name')} of transformers that "
+                f"key {rule.key!r} also fits {count(len(also), 'name')} of transformers that "
                 f"{'is' if len(also) == 1 else 'are'} no module class: {listed(also)}. patchlab "
                 f"leaves them alone; transformers' own patching would replace them.",
             )
@@ -136,7 +137,7 @@ def swallowed_modules(evidence: Evidence) -> Iterator[Finding]:
                 replacement.original.__name__,
                 f"{replacement.replacement.__name__} has none of the modules that "
                 f"{replacement.original.__name__} holds: {what}. What they do is gone in "
-                f"{quantity(len(replacement.fqns), 'place')}, first at {first!r}. Build them in "
+                f"{count(len(replacement.fqns), 'place')}, first at {first!r}. Build them in "
                 f"the replacement, or match them instead.",
             )
 
@@ -181,8 +182,8 @@ def other_architectures(evidence: Evidence) -> Iterator[Finding]:
                 "info",
                 rule.key,
                 rule.key,
-                f"key {rule.key!r} matches {quantity(len(fits), 'class', 'classes')} in all, in "
-                f"{quantity(len(others), 'other architecture')} too: once registered, it changes "
+                f"key {rule.key!r} matches {count(len(fits), 'class', 'classes')} in all, in "
+                f"{count(len(others), 'other architecture')} too: once registered, it changes "
                 f"those models as well. A scope holds for its block alone.",
             )
 
@@ -274,13 +275,11 @@ def _towers(evidence: Evidence, replacements: list[Replacement]) -> Iterator[str
     found = Counter(evidence.sub_model_of(fqn) for r in replacements for fqn in r.fqns)
     classes = {evidence.sub_models.get(fqn, "") for fqn in found}
     modules = {
-        type_.__module__
-        for type_ in (evidence.before.find(fqn).cls for fqn in found if fqn in evidence.sub_models)
+        evidence.before.find(fqn).python_module for fqn in found if fqn in evidence.sub_models
     }
     if len(classes) > 1 and len(modules) > 1:
         shown = [
-            f"{quantity(number, 'module')} in {fqn or 'the root'} "
-            f"({evidence.sub_models.get(fqn, '')})"
+            f"{count(number, 'module')} in {fqn or 'the root'} ({evidence.sub_models.get(fqn, '')})"
             for fqn, number in found.items()
         ]
         yield f"several sub-models, {listed(shown)}"

@@ -1,9 +1,8 @@
 """Plans: which rule decides which class, and where its modules are.
 
 A plan is computed from rules and a model's structure and changes neither. Everything downstream
-reads
-it: the analyses judge it, the scope reports in its terms, the trees mark its modules. What the user
-was shown is what happens.
+reads it: the analyses judge it, the scope reports in its terms, the trees mark its modules. What
+the user was shown is what happens.
 """
 
 from __future__ import annotations

@@ -18,10 +18,11 @@ from torch import nn
 
 from patchlab.errors import MappingError, TargetError
 from patchlab.mapping.matching import near_names
-from patchlab.mapping.rules import PatchMapping, PatchRule, compile_pattern
+from patchlab.mapping.rules import PatchMapping, PatchRule, as_part, compile_pattern
 from patchlab.model.catalog import Catalog, load_catalog
 from patchlab.plan.containers import Container, find_containers, matched_numbers
 from patchlab.plan.dead_keys import dead_key_findings
+from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.suggest import Suggestion, suggest_key
 from patchlab.render.frames import frame_of
@@ -69,6 +70,7 @@ class Survey(Shown):
         rows: One for each class that is matched, by key in order of registration, then model type.
         other_names: Key → names that a pattern fits and that are no modules; transformers' own scan
             replaces such classes too.
+        catalog: The classes that were looked at.
         scope: What `filter` left, for the caption; "" for everything.
     """
 
@@ -195,7 +197,7 @@ class Survey(Shown):
             rows=tuple(rows),
             caption=self._caption(),
             caption_tone="plain" if self.ok else "error",
-            footer=tuple(str(finding) for finding in self.findings),
+            footer=finding_remarks(self.findings),
         )
 
     def to_frame(self) -> Any:
@@ -328,9 +330,10 @@ def _container_findings(found: Survey) -> Iterable[Finding]:
             if len(types) == len(keys) == 1:
                 suggestion = next(iter(keys.values())).key
         else:
+            named = next(model_type for model_type in types if model_type)
             message += (
                 f" That is so in {count(len(types), 'model type')}, and no short key fits them "
-                f"all. Write one for the model at hand: filter(model_type={types[0]!r}) has it."
+                f"all. Write one for the model at hand: filter(model_type={named!r}) has it."
             )
         yield Finding("PL101", "error", key, first.class_name, message, suggestion)
 
@@ -341,7 +344,7 @@ def _other_findings(found: Survey) -> Iterable[Finding]:
     for key, names in found.other_names.items():
         if not names:
             continue
-        left_out = sum(re.search(f"(?:{key})$", name) is None for name in names)
+        left_out = sum(re.search(f"(?:{as_part(key)})$", name) is None for name in names)
         advice = ""
         if not key.endswith("$") and left_out:
             advice = f" With a '$' at its end the key leaves {left_out} of them out."

@@ -1,4 +1,4 @@
-"""How findings word what they count, list and call."""
+"""How findings word what they list and call."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from torch import nn
 def listed(names: Sequence[str], limit: int = 3) -> str:
     """Write some names: "A", "A and B", "A, B and C", "A, B, C and 4 more"."""
     if len(names) > limit:
-        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
+        return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def quantity(number: int, noun: str, plural: str = "") -> str:
-    """Write a number with its noun: "1 module", "740 classes"."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def signature_of(function: Any) -> inspect.Signature | None:

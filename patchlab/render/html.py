@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from patchlab.render.rows import Column, Row, Table, Tone
+from patchlab.render.rows import Column, Remark, Row, Table, Tone
 from patchlab.render.text import cut, printable
 
 MAX_HTML_ROWS = 1_000
@@ -63,10 +63,26 @@ def table_html(table: Table, *, max_rows: int = MAX_HTML_ROWS) -> str:
         )
     left_out = len(table.rows) - len(rows)
     footer = [f"… {left_out:,} more rows are not shown here."] if left_out else []
-    for line in (*footer, *table.footer):
-        parts.append(f'<div style="font:13px/21px {_SANS};padding:2px 8px">{text_html(line)}</div>')
+    parts += map(remark_html, (*footer, *table.footer))
     parts.append("</div>")
     return "".join(parts)
+
+
+def remark_html(line: str | Remark) -> str:
+    """Write a line below a table; one with more behind it can be opened."""
+    style = f"font:13px/21px {_SANS};padding:2px 8px"
+    if isinstance(line, str):
+        return f'<div style="{style}">{text_html(line)}</div>'
+    return (
+        f'<details style="{style}"><summary style="cursor:pointer">{text_html(line.text)}'
+        f'</summary><div style="padding:2px 16px;max-width:78ch">{text_html(line.more)}</div>'
+        f"</details>"
+    )
+
+
+def mono() -> str:
+    """Return the style of code."""
+    return f"font-family:{_MONO};font-size:12px"
 
 
 def text_html(text: str) -> str:

@@ -71,13 +71,26 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """A line under the rows with something behind it.
+
+    Attributes:
+        text: The line.
+        more: What opens under it, where something can be opened (HTML); plain text.
+    """
+
+    text: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows with their columns; what every `to_text`, `to_html` and `to_dot` is made from.
 
     Attributes:
         caption: One line above the rows: the verdict, or what the table is of.
         caption_tone: The tone of the caption.
-        footer: Lines under the rows, as plain text.
+        footer: Lines under the rows, as plain text, some with more behind them.
         note_title: The heading over the notes of the rows; no row with a note, no such column.
     """
 
@@ -85,5 +98,5 @@ class Table:
     rows: tuple[Row, ...]
     caption: str = ""
     caption_tone: Tone = "plain"
-    footer: tuple[str, ...] = ()
+    footer: tuple[str | Remark, ...] = ()
     note_title: str = ""

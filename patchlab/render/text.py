@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from patchlab.render.rows import Column, Row, Table
+from patchlab.render.rows import Column, Remark, Row, Table
 
 MAX_TEXT_ROWS = 1_000
 _GAP = "  "
@@ -47,7 +47,8 @@ def table_text(table: Table, *, width: int = 100, max_rows: int = MAX_TEXT_ROWS)
     written += (_line(line, columns, widths) for line in measured)
     if len(table.rows) > max_rows:
         written.append(f"… {len(table.rows) - max_rows:,} more rows")
-    written += map(printable, table.footer)
+    lines_below = (line.text if isinstance(line, Remark) else line for line in table.footer)
+    written += map(printable, lines_below)
     return "\n".join(written)
 
 
