@@ -1,16 +1,16 @@
 """What other tree viewers hand to the browser for the same tree: bytes, and seconds in Python.
 
-    python -m benchmarks.bench_viewers [modules ...]
+    python -m benchmarks.bench_viewers [modules ...] [--json]
 
 treescope writes its whole tree as HTML; ipytree makes a widget of each module, and its state is
-what goes over the wire. Both are built for the sizes given (1,200 by default: treescope takes
-minutes for 50,000). patchlab's own figures in the browser are in `bench_widget`.
+what goes over the wire; nnsight shows text. All are built for the sizes given (1,200 by default:
+treescope takes minutes for 50,000). patchlab's own figures in the browser are in `bench_widget`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import patchlab
+from benchmarks.report import Measured, print_facts, print_table, write_json
 from benchmarks.synthetic import synthetic_model
 from patchlab.notebook.tree_widget import TreeWidget
 
@@ -51,35 +52,62 @@ def ipytree_bytes(model: nn.Module) -> bytes:
     return json.dumps(states, default=str).encode()
 
 
+def nnsight_bytes(model: nn.Module) -> bytes:
+    """Return the text that nnsight shows of a model it has wrapped."""
+    import nnsight
+
+    return repr(nnsight.NNsight(model)).encode()
+
+
 VIEWERS: dict[str, Callable[[nn.Module], bytes]] = {
     "patchlab": patchlab_bytes,
     "treescope": treescope_bytes,
     "ipytree": ipytree_bytes,
+    "nnsight": nnsight_bytes,
 }
 
 
-def main() -> None:
-    """Measure each viewer at each size and print a line for it."""
-    for size in [int(size) for size in sys.argv[1:]] or [1_200]:
-        with torch.device("meta"):
-            model = synthetic_model(size)
+def measure(size: int) -> tuple[list[Measured], dict[str, object]]:
+    """Measure each viewer at one size against `str(model)`."""
+    with torch.device("meta"):
+        model, tiny = synthetic_model(size), nn.Sequential(nn.Linear(1, 1))
+    case = f"{size:,} modules, sent"
+    start = time.perf_counter()
+    str(model)
+    printed = time.perf_counter() - start
+    results, sent = [Measured(case, "print", 1.0, 1e3 * printed, 0.0)], {}
+    for name, viewer in VIEWERS.items():
+        try:
+            viewer(tiny)  # what is imported at first use is not timed
+        except ImportError:
+            print(f"{name} is not installed, left out")
+            continue
         start = time.perf_counter()
-        str(model)
-        printed = time.perf_counter() - start
-        print(f"{size:,} modules; str(model) takes {1e3 * printed:.1f} ms")
-        for name, measure in VIEWERS.items():
-            start = time.perf_counter()
-            try:
-                sent = measure(model)
-            except ImportError:
-                print(f"  {name:10} is not installed, left out")
-                continue
-            taken = time.perf_counter() - start
-            small = len(zlib.compress(sent))
-            print(
-                f"  {name:10} {taken / printed:8.1f} x print   {len(sent) / 1e3:10,.1f} kB"
-                f"   {small / 1e3:8,.1f} kB compressed"
-            )
+        content = viewer(model)
+        taken = time.perf_counter() - start
+        results.append(Measured(case, name, taken / printed, 1e3 * taken, 0.0))
+        sent[name] = (
+            f"{len(content) / 1e3:,.1f} kB, {len(zlib.compress(content)) / 1e3:,.1f} packed"
+        )
+    return results, {case: sent}
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", type=int, nargs="*", default=[1_200])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    results: list[Measured] = []
+    facts: dict[str, object] = {}
+    for size in options.modules:
+        measured, told = measure(size)
+        results += measured
+        facts |= told
+    print_table(results)
+    print_facts(facts)
+    if options.json:
+        write_json("viewers", results, facts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the tree widget in a real JupyterLab: `python -m benchmarks.bench_widget [MODULES]`.
+"""Measure the tree widget in a real JupyterLab: `python -m benchmarks.bench_widget`.
 
 A headless Chromium opens a notebook, runs the cell that shows the tree, and then expands, filters
 and scrolls it. Times are medians of several rounds in milliseconds; a frame of 60 Hz, 17 ms, is the
@@ -8,8 +8,8 @@ loaded machine slows both. Targets: shown within 1 s, at most 300 elements, unde
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -144,8 +144,11 @@ def measure(lab: Lab, modules: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print; keep the figures in benchmarks/results/widget.json."""
-    sizes = [int(size) for size in sys.argv[1:]] or [1_200, 50_000]
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", type=int, nargs="*", default=[1_200, 50_000])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
     server = Server(Path(tempfile.mkdtemp()))
     results = []
     try:
@@ -153,7 +156,7 @@ def main() -> None:
             browser = playwright.chromium.launch(
                 executable_path=find_chromium(), args=CHROMIUM_ARGS
             )
-            for size in sizes:
+            for size in options.modules:
                 lab = Lab(browser.new_page(viewport={"width": 1280, "height": 900}), server)
                 results.append(measure(lab, size))
                 lab.page.close()
@@ -162,7 +165,8 @@ def main() -> None:
         server.stop()
     for figure in results[0]:
         print(f"{figure:44}", *(f"{result[figure]:>12,.1f}" for result in results))
-    write_json("widget", [], {f"{result['modules']:.0f} modules": result for result in results})
+    if options.json:
+        write_json("widget", [], {f"{result['modules']:.0f} modules": result for result in results})
 
 
 if __name__ == "__main__":

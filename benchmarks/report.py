@@ -106,6 +106,20 @@ def print_table(results: list[Measured]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def print_facts(facts: Mapping[str, object], indent: str = "") -> None:
+    """Print what is no ratio: a line for each figure, those that belong together indented."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            print(f"{indent}{name}")
+            print_facts(value, indent + "  ")
+        elif isinstance(value, list):
+            for number, each in enumerate(value, 1):
+                print_facts({f"{name}, {number} of {len(value)}": each}, indent)
+        else:
+            shown = f"{value:,.4g}" if isinstance(value, float) else value
+            print(f"{indent}{name}: {shown}")
+
+
 def write_json(name: str, results: list[Measured], facts: Mapping[str, object]) -> Path:
     """Write results, facts and versions to `benchmarks/results/<name>.json`."""
     RESULTS.mkdir(exist_ok=True)

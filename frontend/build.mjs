@@ -5,13 +5,13 @@ import { statSync } from "node:fs";
 const target = process.argv[2] ?? new URL("../patchlab/notebook/static", import.meta.url).pathname;
 // Names of our own fields and methods, which no browser interface and no trait has; shortened.
 const OWN = `
-  actions activate active allFqns applySwitches changesOnly chose clicked clickedTab clickedTwice closeDetails columns copyFqn countText
+  actions activate active allFindings allFqns applySwitches changesOnly chose clicked clickedTab clickedTwice closeDetails columns copyFqn countText
   drawDetails drawError drawFindings drawVerdict failure fillClass focusTree foldNameOf foldNames grid folding
   folds found fqns group groupSize guard hasChildren hasFocus isDiff isFolded isRegex keep keptCount
-  leastHeight lineOf lines looksLike makeButton makeFinding makeLine makeSwitch matcher
+  leastHeight lineOf lines listeners looksLike makeButton makeFinding makeLine makeSwitch matcher
   members nearestVisible nothing onActive onClose onCopy onSearch openAll openByDefault
   openFiltered openMarked openSiblings openUnmarked opened outline paint paramsAfter paramsBefore
-  placeInSet position pressed pressedSearch panel pending pressedTab quiet readMarks refilter refold refresh relist
+  placeInSet position pressed pressedSearch panel pending pressedTab problems quiet readMarks refilter refold refresh relist
   reveal schedule root rowsOnScreen setMarks setSize spare suggest tablist takeMarks takePayload takeSearch
   takeSelected takeSwitches timer toTree toggleFold toolbar typeAhead typed typedAt unfolded visible
   visibleCount whyNothing

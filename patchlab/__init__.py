@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from patchlab.notebook.extension import load_ipython_extension, unload_ipython_extension
     from patchlab.notebook.forms import patch_form
     from patchlab.notebook.lab import lab
+    from patchlab.plan.explain import explain
     from patchlab.plan.findings import Finding
     from patchlab.plan.survey import Survey, survey
     from patchlab.routing.record import record_routing
     from patchlab.routing.replay import replay_routing
     from patchlab.routing.trace import RoutingTrace
+    from patchlab.ship.export import PatchFile, export_patches
     from patchlab.verify.checkpoint import CheckpointReport, check_checkpoint
     from patchlab.verify.outputs import OutputComparison, compare_outputs
     from patchlab.verify.preview import Preview, preview
@@ -65,8 +67,11 @@ _HOMES = {
     "survey": "patchlab.plan.survey",
     "Survey": "patchlab.plan.survey",
     "Finding": "patchlab.plan.findings",
+    "explain": "patchlab.plan.explain",
     "status": "patchlab.verify.status",
     "Status": "patchlab.verify.status",
+    "export_patches": "patchlab.ship.export",
+    "PatchFile": "patchlab.ship.export",
     "record_routing": "patchlab.routing.record",
     "replay_routing": "patchlab.routing.replay",
     "RoutingTrace": "patchlab.routing.trace",
@@ -82,6 +87,7 @@ __all__ = [
     "Finding",
     "ModuleTree",
     "OutputComparison",
+    "PatchFile",
     "PatchReport",
     "Preview",
     "RoutingTrace",
@@ -95,6 +101,8 @@ __all__ = [
     "compare_outputs",
     "concatenate_by_config",
     "diff_trees",
+    "explain",
+    "export_patches",
     "get_patch_mapping",
     "lab",
     "load_ipython_extension",

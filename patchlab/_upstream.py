@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -211,14 +211,16 @@ def source_of_module(module: ModuleType) -> str:
 # --- gradient checkpointing and beam search: what routing has to know of -------------------------
 
 
-def checkpointing_modules(model: nn.Module) -> list[nn.Module]:
-    """List the modules that carry a function for gradient checkpointing, enabled or not.
+def checkpointing_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """List those modules that carry a function for gradient checkpointing, enabled or not.
 
     `PreTrainedModel._set_gradient_checkpointing` (modeling_utils.py) puts one into the `__dict__`
     of every module that has a `gradient_checkpointing` flag; `GradientCheckpointingLayer`
     (modeling_layers.py) calls it with the layer's forward and its arguments.
     """
-    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    # Not hasattr on the module, which takes torch 2 µs and an error for each that has none.
+    name = "gradient_checkpointing"
+    return [module for module in modules if name in vars(module) or hasattr(type(module), name)]
 
 
 def checkpoint_function(module: nn.Module) -> Callable[..., Any] | None:
@@ -317,12 +319,13 @@ def saved_transforms(model: nn.Module) -> list[Any]:
     own: list[Any] | None = getattr(model, "_weight_conversions", None)
     if own is not None:
         return own
-    prefix_change = importlib.import_module("transformers.core_model_loading").PrefixChange
-    return [
-        transform
-        for transform in weight_transforms(model, legacy=False)
-        if not isinstance(transform, prefix_change)
-    ]
+    return [t for t in weight_transforms(model, legacy=False) if not is_prefix_change(t)]
+
+
+def is_prefix_change(transform: Any) -> bool:
+    """Tell the change of a prefix, of which a save knows only if the load has made it."""
+    loading = importlib.import_module("transformers.core_model_loading")
+    return isinstance(transform, loading.PrefixChange)
 
 
 def is_converter(transform: Any) -> bool:
@@ -361,8 +364,10 @@ def expected_keys(
     `PreTrainedModel._adjust_missing_and_unexpected_keys`, and the keys of tied weights.
     """
     info = SimpleNamespace(missing_keys=set(missing), unexpected_keys=set(unexpected))
-    adjust: Any = getattr(model, "_adjust_missing_and_unexpected_keys")  # noqa: B009
-    adjust(info)
+    # A root that is replaced by no model of transformers has no such method.
+    adjust: Any = getattr(model, "_adjust_missing_and_unexpected_keys", None)
+    if adjust is not None:
+        adjust(info)
     return info.missing_keys, info.unexpected_keys
 
 
@@ -370,10 +375,6 @@ def tied_keys(model: nn.Module) -> dict[str, str]:
     """Return tied key → the key whose weight it takes, as `post_init` worked it out."""
     keys: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     return keys
-
-
-# `PreTrainedModel`'s method that a load and a `post_init` call for each module (modeling_utils.py).
-INITIALIZE = "_initialize_weights"
 
 
 def own_conversions() -> dict[str, Any]:
@@ -386,3 +387,14 @@ def conversion_of(name: str) -> list[Any] | None:
     """Return the conversion registered for a model type or class name, as this context has it."""
     found: list[Any] | None = conversion_module().get_checkpoint_conversion_mapping(name)
     return found
+
+
+def written_patterns(transform: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the source and target patterns that a `WeightTransform` was made with.
+
+    Its constructor rewrites `source_patterns` and `target_patterns` (capturing groups, anchors) and
+    keeps what was given in `_original_source_patterns` and `_original_target_patterns`.
+    """
+    sources: list[str] = transform._original_source_patterns
+    targets: list[str] = transform._original_target_patterns
+    return tuple(sources), tuple(targets)

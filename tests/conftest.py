@@ -18,6 +18,9 @@ settings.load_profile("patchlab")
 
 STATE = pytest.StashKey[dict]()
 
+# Scripts that a test hands to a type checker or runs: importing one would be running it.
+collect_ignore_glob = ["data/*.py"]
+
 
 def pytest_addoption(parser):
     parser.addoption(

@@ -1,4 +1,8 @@
-"""The Binder layout agrees with the project, as far as its files tell without a Docker engine."""
+"""The Binder layout: what its files say, and what repo2docker itself makes of them.
+
+No Docker engine is needed for that. `./dev binder` goes further: it fills an environment from the
+files and runs the tutorials in it, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import re
 import runpy
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,10 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parent.parent
 BINDER = ROOT / "binder"
 DEV = runpy.run_path(str(ROOT / "dev"), run_name="dev")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own imports warn of each other
+    from repo2docker.app import Repo2Docker
 
 
 def lines(name):
@@ -71,3 +80,72 @@ def test_torch_comes_before_the_project_and_the_models_are_those_of_the_set_up()
 
 def test_graphviz_is_there_to_render_with():
     assert lines("apt.txt") == ["graphviz"]
+
+
+# What repo2docker makes of it
+
+
+def build_pack(folder):
+    """Return the build pack that repo2docker chooses for a folder."""
+    app = Repo2Docker()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for kind in app.buildpacks:
+            pack = kind(app.base_image)
+            pack.platform = "linux/amd64"
+            if pack.detect():
+                # What it reads, it reads from where it stands, and some of it only once.
+                return (
+                    pack,
+                    pack.python_version,
+                    pack.render({"NB_UID": "1000", "NB_USER": "jovyan"}),
+                )
+    finally:
+        os.chdir(before)
+    raise AssertionError("no build pack")
+
+
+@pytest.fixture(scope="module")
+def built():
+    return build_pack(ROOT)
+
+
+def test_repo2docker_takes_the_folder_for_a_python_repository(built):
+    pack, version, _ = built
+
+    assert type(pack).__name__ == "PythonBuildPack"
+    assert pack.binder_dir == "binder"
+    assert version == lines("runtime.txt")[0].removeprefix("python-")
+
+
+def test_image_is_built_in_the_order_that_keeps_cuda_out(built):
+    _, _, dockerfile = built
+    steps = [
+        "install --yes --no-install-recommends graphviz",
+        'pip install --no-cache-dir -r "binder/requirements.txt"',
+        "RUN ./binder/postBuild",
+        'R2D_ENTRYPOINT="${REPO_DIR}/binder/start"',
+    ]
+    at = [dockerfile.find(step) for step in steps]
+
+    assert -1 not in at
+    assert at == sorted(at)
+
+
+def test_nothing_else_installs_torch_or_the_project(built):
+    """A setup file in the root or torch among the requirements would bring the default wheel."""
+    _, _, dockerfile = built
+
+    assert not re.search(r"pip install[^\n]*(torch|transformers|\s\.)", dockerfile)
+
+
+def test_repo2docker_can_choose_otherwise(tmp_path):
+    """Guards the tests above."""
+    (tmp_path / "environment.yml").write_text("dependencies: [python=3.12]")
+
+    pack, version, dockerfile = build_pack(tmp_path)
+
+    assert type(pack).__name__ == "CondaBuildPack"
+    assert version == "3.12"
+    assert "binder/postBuild" not in dockerfile

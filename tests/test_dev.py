@@ -46,7 +46,7 @@ def test_help_names_every_command():
     said = call("--help")
 
     assert said.returncode == 0
-    for command in ("lab", "test", "check", "bench", "frontend"):
+    for command in ("lab", "test", "check", "bench", "binder", "frontend"):
         assert f"./dev {command}" in said.stdout
 
 

@@ -93,6 +93,20 @@ class SubAttention(LlamaAttention):
     pass
 
 
+class BuiltMLP(LlamaMLP):
+    """With a constructor of its own, so that a swap has to call it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+
+
+class BuiltAttention(LlamaAttention):
+    """With a constructor of its own, so that a swap has to call it."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+
+
 class PlainMLP(nn.Module):
     """Not a subclass of any original."""
 

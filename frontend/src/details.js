@@ -22,6 +22,7 @@ import { icon } from "./icons.js";
  * @property {string} title
  * @property {string} message
  * @property {string} suggestion
+ * @property {string} [more] What its code means; shown when the code is opened.
  * @property {string | null} fqn A module it is about.
  */
 /**

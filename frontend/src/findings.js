@@ -31,17 +31,22 @@ export function makeFinding(finding, onShow, onSuggest) {
     "div",
     { class: "finding", "data-tone": finding.severity },
     make(
-      "strong",
+      "details",
       {},
-      make("span", { "aria-hidden": "true" }, `${SIGNS[finding.severity]} `),
-      make("span", { class: "unseen" }, `${finding.severity}: `),
-      `${finding.code} ${finding.title}`,
+      make(
+        "summary",
+        {},
+        make("span", { "aria-hidden": "true" }, `${SIGNS[finding.severity]} `),
+        make("span", { class: "unseen" }, `${finding.severity}: `),
+        `${finding.code} ${finding.title}`,
+      ),
+      finding.more,
     ),
     make("span", { class: "message" }, finding.message),
   );
   const actions = make("span", { class: "actions" });
   if (finding.suggestion) {
-    const use = make("button", { type: "button", class: "link", title: "Use this key" });
+    const use = make("button", { type: "button", class: "link" });
     use.append("Use ", make("code", {}, finding.suggestion));
     use.addEventListener("click", () => onSuggest(finding.suggestion));
     actions.append(use);

@@ -20,6 +20,7 @@ import { explain, sidesOf } from "./wording.js";
 
 const SETTLE = 80; // Milliseconds that a row must stay selected before Python hears of it.
 const MOMENT = 2500; // Milliseconds that "Copied" stays.
+const MADE_FROM = /payload|verdict|findings|error/; // Traits that are drawn from the start.
 let views = 0;
 
 export class TreeView {
@@ -53,6 +54,8 @@ export class TreeView {
     );
     this.verdict = make("div", { class: "verdict" });
     this.findings = make("div", { class: "findings" });
+    /** @type {Map<string, string>} What failed, by what it was. */
+    this.problems = new Map();
     this.failure = make("div", { class: "failure", role: "alert", hidden: true });
     this.panel = make("div", { class: "panel", id });
     this.details = make("div", {
@@ -94,15 +97,12 @@ export class TreeView {
       ["change:error", () => this.drawError()],
     ].map(([names, work]) => [
       /** @type {string} */ (names),
-      () => this.guard(/** @type {() => void} */ (work)),
+      () => this.guard(/** @type {() => void} */ (work), /** @type {string} */ (names)),
     ]);
     for (const [names, work] of this.listeners) {
       for (const name of names.split(" ")) model.on(/** @type {any} */ (name), work);
     }
-    this.drawError();
-    this.guard(() => this.drawVerdict());
-    this.guard(() => this.drawFindings());
-    this.guard(() => this.takePayload());
+    for (const [names, work] of this.listeners) if (MADE_FROM.test(names)) work();
   }
 
   destroy() {
@@ -116,19 +116,26 @@ export class TreeView {
     this.root.remove();
   }
 
-  /** Runs a handler; an error in it is shown and told to Python. @param {() => void} work */
-  guard(work) {
+  /**
+   * Runs a handler; an error in it is told to Python, and shown until the handler succeeds.
+   * @param {() => void} work
+   * @param {string} [of] What the handler takes; "" for what the user does.
+   */
+  guard(work, of = "") {
+    let message = "";
     try {
       work();
     } catch (error) {
-      const message = error instanceof Error ? error.message : String(error);
-      this.fail(message);
+      message = error instanceof Error ? error.message : String(error);
       this.model.send({ type: "error", message });
     }
+    this.fail(message, of);
   }
 
-  /** @param {string} message */
-  fail(message) {
+  /** @param {string} text @param {string} of */
+  fail(text, of) {
+    this.problems.set(of, text);
+    const message = [...this.problems.values()].filter(Boolean).join(" · ");
     this.failure.textContent = message;
     this.failure.hidden = !message;
   }
@@ -151,6 +158,7 @@ export class TreeView {
   takePayload() {
     this.grid?.destroy();
     this.grid = this.outline = null;
+    this.problems.clear(); // Nearly all that can have failed is done anew.
     this.panel.replaceChildren();
     const columns = readTree(this.model.get("payload"));
     const outline = new Outline(columns);
@@ -168,9 +176,8 @@ export class TreeView {
       set(this.panel, "role", "tabpanel");
       set(this.panel, "aria-label", "Modules");
     }
-    this.fail(this.model.get("error"));
     outline.folding = this.model.get("fold_equal");
-    outline.setMarks(this.readMarks());
+    this.guard(() => outline.setMarks(this.readMarks()), "change:highlight");
     this.applySwitches();
     this.takeSearch();
     this.takeSelected();
@@ -312,7 +319,7 @@ export class TreeView {
   }
 
   drawError() {
-    this.fail(this.model.get("error"));
+    this.fail(this.model.get("error"), "error");
   }
 
   drawVerdict() {

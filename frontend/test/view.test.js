@@ -80,6 +80,13 @@ describe("a view", () => {
     expect(labels(el).slice(0, 4)).toEqual(["Model", "embed", "layers", "0–3"]);
   });
 
+  test("opens what a finding's code means under the code", () => {
+    const { all } = show("tree");
+    const opened = all(".findings details").map((element) => element.textContent);
+    expect(opened[0]).toMatch(/^✕ error: PL101 containerThe key matches a class whose modules/);
+    expect(all(".findings .finding > details[open]")).toHaveLength(0);
+  });
+
   test("tells each state in a word, and reads a row out as one sentence", () => {
     const { row } = show("tree");
     expect(row("attention").querySelector(".change")?.textContent).toBe("container");

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,12 +35,6 @@ class Match:
         if self.rule is None:
             return "none"
         return "exact" if self.rule.is_exact else "pattern"
-
-
-def find_rule(class_name: str, rules: Sequence[PatchRule] | PatchMapping) -> PatchRule | None:
-    """Find the rule that decides a class name: its exact name, else the first pattern."""
-    mapping = rules if isinstance(rules, PatchMapping) else PatchMapping(tuple(rules))
-    return mapping.find(class_name)
 
 
 def explain_match(class_name: str, mapping: PatchMapping) -> Match:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*\Z")
 # writes a pattern like that, and as a pattern it can match no class name (names hold no dot).
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
 _GLOB = re.compile(r"[\w*?]+\Z")
+_GLOBAL_FLAGS = re.compile(r"\(\?([aiLmsux]+)\)")
 _UNDECIDED = object()
 
 
@@ -41,6 +43,19 @@ def compile_pattern(key: str) -> re.Pattern[str]:
 def is_exact_name(key: str) -> bool:
     """Tell whether a key is an exact name; anything else is a pattern."""
     return _IDENTIFIER.match(key) is not None
+
+
+def as_part(key: str) -> str:
+    """Return a pattern so that it can stand inside of a larger one.
+
+    Flags at its beginning, `(?i)Mlp`, hold for a whole pattern only; they become `(?i:Mlp)`.
+    """
+    found = _GLOBAL_FLAGS.match(key)
+    if found is None:
+        return key
+    # A comment at the end of a verbose pattern would take the bracket along.
+    end = "\n)" if "x" in found[1] else ")"
+    return f"(?{found[1]}:{key[found.end() :]}{end}"
 
 
 def check_key(key: Any) -> str:
@@ -85,14 +100,24 @@ def check_key(key: Any) -> str:
             f"no slash. Use the name of the class, such as 'LlamaMLP'."
         )
     try:
-        compile_pattern(key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            compile_pattern(key)
+    except FutureWarning as error:
+        raise MappingError(
+            f"key {key!r} will mean something else in a later Python: {error}. Put a backslash "
+            f"before a bracket or an operator that is meant as a letter."
+        ) from error
     except re.error as error:
         raise MappingError(
             f"key {key!r} is not a valid regular expression: {error}. transformers would accept "
             f"it, warn once for each name it looks at, and match nothing. {_instead(key)}"
         ) from error
     except (RecursionError, OverflowError) as error:
-        raise MappingError(f"key {key!r} is too deep for a regular expression: {error}.") from error
+        raise MappingError(
+            f"key {key!r} is too deep for a regular expression: {error}. Write several "
+            f"shorter keys."
+        ) from error
     if _GLOB.match(key) and "*" in key and ".*" not in key:
         raise MappingError(
             f"key {key!r} reads like a shell glob; as a regular expression its '*' repeats the "

@@ -104,11 +104,16 @@ def walk(model: Any) -> Columns:
     reader = _StateReader(columns.state_table)
     first: dict[int, int] = {}
     modules: list[Any] = []
+    # The nodes from the root to the one at hand, and by `id` of their modules where they are.
+    path: list[int] = []
+    on_path: dict[int, int] = {}
 
     stack: list[tuple[Any, str, int]] = [(model, "", -1)]
     while stack:
         module, name, parent = stack.pop()
         index = len(names)
+        while path and path[-1] != parent:
+            del on_path[id(modules[path.pop()])]
         names.append(name)
         parents.append(parent)
         modules.append(module)
@@ -119,8 +124,10 @@ def walk(model: Any) -> Columns:
         kinds.append(kind)
         seen = first.setdefault(id(module), index)
         if seen != index:
-            columns.shared[index] = seen
-            if _is_ancestor(seen, parent, parents):
+            # Of a module with a cycle that comes twice, each place has its own way back.
+            ancestor = on_path.get(id(module))
+            columns.shared[index] = seen if ancestor is None else ancestor
+            if ancestor is not None:
                 columns.cycles.add(index)
                 states.append(0)
                 continue
@@ -133,6 +140,8 @@ def walk(model: Any) -> Columns:
         if seen != index and len(columns.shared) > MAX_REPEATED_NODES:
             columns.cut.add(index)
             continue
+        path.append(index)
+        on_path[id(module)] = index
         # Copied before it is turned round: the table of a TorchScript module is no dict.
         for child_name, child in reversed(list(children.items())):
             if child is not None:
@@ -289,13 +298,6 @@ def _ties(
         ties = tuple((n, first, origin) for n in names if (first, origin) != (node, n))
         found[node] = tuple(dict.fromkeys((*found.get(node, ()), *ties)))
     return found
-
-
-def _is_ancestor(candidate: int, node: int, parents: Sequence[int]) -> bool:
-    # Parents come before their children, so the search ends at the candidate's place.
-    while node > candidate:
-        node = parents[node]
-    return node == candidate
 
 
 def _common_ancestor(a: int, b: int, parents: Sequence[int]) -> int:

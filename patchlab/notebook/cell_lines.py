@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from patchlab.plan.explain import finding_lines
+
 if TYPE_CHECKING:
     from patchlab.apply.report import ModelReport, PatchReport
     from patchlab.apply.swap import Swap
@@ -25,7 +27,7 @@ def report_lines(report: PatchReport, namespace: Mapping[str, Any]) -> list[str]
     ]
     if not lines:
         lines = [f"no model was built in this cell · {restored}"]
-    return lines + [f"{finding.severity}: {finding}" for finding in report.findings]
+    return [*lines, *finding_lines(report.findings, severity=True)]
 
 
 def swap_lines(name: str, swap: Swap) -> list[str]:
@@ -33,7 +35,7 @@ def swap_lines(name: str, swap: Swap) -> list[str]:
     said = ", ".join(replacement.summary for replacement in swap.replacements)
     undone = "undone" if swap.undone else "NOT undone"
     lines = [f"{name}: {said or 'nothing replaced'} · {undone}"]
-    return lines + [f"{finding.severity}: {finding}" for finding in swap.findings]
+    return [*lines, *finding_lines(swap.findings, severity=True)]
 
 
 def model_line(model: ModelReport, namespace: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""The source of classes that cells define, which Python itself forgets.
+"""The source of classes and functions that cells define, which Python itself forgets.
 
 `inspect.getsource` fails for a class of a cell (Python 3.11: its module, `__main__`, has no file),
-so the extension keeps, for each class that a cell defined, the text of that cell. Kept by the class
-object: a class that a re-run cell defines anew has its own source, and what is collected is
+so the extension keeps, for each class and function that a cell defined, the text of that cell. Kept
+by the object: a class that a re-run cell defines anew has its own source, and what is collected is
 forgotten.
 """
 
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_cells: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+from patchlab.ship.sources import source_finders
+
+_cells: WeakKeyDictionary[type | FunctionType, str] = WeakKeyDictionary()
 
 
 def record_cell(source: str, namespace: Mapping[str, Any]) -> None:
-    """Keep the text of a cell for each class that it defined at its top level.
+    """Keep the text of a cell for each class and function that it defined at its top level.
 
     Args:
         source: The cell as Python, with magics already transformed.
@@ -28,30 +31,36 @@ def record_cell(source: str, namespace: Mapping[str, Any]) -> None:
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        cls = namespace.get(node.name) if isinstance(node, ast.ClassDef) else None
-        # A class that is known keeps its cell: this one may only mention the same name, in a branch
-        # that did not run.
-        if isinstance(cls, type) and cls.__module__ == "__main__" and cls not in _cells:
-            _cells[cls] = source
+        if isinstance(node, ast.Call):
+            record_cell(_magic_body(node), namespace)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        made = namespace.get(node.name)
+        # What is known keeps its cell: this one may only mention the same name, in a branch that
+        # did not run.
+        known = isinstance(made, type | FunctionType) and made in _cells
+        if isinstance(made, type | FunctionType) and made.__module__ == "__main__" and not known:
+            _cells[made] = source
 
 
-def cell_source(cls: type) -> str | None:
-    """Return the text of the cell that defined a class, None if none is known."""
-    return _cells.get(cls)
+def _magic_body(node: ast.Call) -> str:
+    """The body of a cell magic such as `%%time`, as the transformed cell has it; "" if it is none.
+
+    IPython runs such a body without keeping its text where tracebacks look for it.
+    """
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "run_cell_magic":
+        return ""
+    body = node.args[-1] if node.args else None
+    return body.value if isinstance(body, ast.Constant) and isinstance(body.value, str) else ""
 
 
-def class_source(cls: type) -> str | None:
-    """Return the class statement of a class that a cell defined, decorators included."""
-    source = _cells.get(cls)
-    if source is None:
+def cell_source(made: Any) -> str | None:
+    """Return the text of the cell that defined a class or function, None if none is known."""
+    try:
+        return _cells.get(made)
+    except TypeError:  # of a kind that cannot be referred to weakly
         return None
-    found = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
-    ]
-    if not found:
-        return None
-    node = found[-1]
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
+
+
+# So that patches can be exported to a file; the room below knows nothing of cells.
+source_finders.append(cell_source)

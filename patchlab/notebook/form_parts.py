@@ -11,8 +11,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from patchlab.mapping.registry import RegisteredEntry
+from patchlab.notebook.closing import close_all
 from patchlab.notebook.copy_button import CopyButton
-from patchlab.notebook.form_rows import close_all, entry_row, finding_cards
+from patchlab.notebook.form_rows import entry_row, finding_cards
 from patchlab.notebook.form_style import (
     busy_html,
     code_html,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -75,13 +75,6 @@ def stale_note(entry: RegisteredEntry, namespace: Mapping[str, Any]) -> str:
     ):
         return ""
     return f"{name} has been defined again since. Register it once more to use the new one."
-
-
-def close_all(shown: Iterable[widgets.Widget]) -> None:
-    """Close widgets with what is in them."""
-    for widget in shown:
-        close_all(getattr(widget, "children", ()))
-        widget.close()
 
 
 def _card(finding: Finding, on_suggestion: Callable[[str], None]) -> widgets.Widget:

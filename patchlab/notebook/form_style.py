@@ -6,6 +6,7 @@ that comes from outside is escaped here, in one place.
 
 from __future__ import annotations
 
+from patchlab.plan.explain import more_about
 from patchlab.plan.findings import Finding
 from patchlab.render.html import text_html
 
@@ -110,7 +111,9 @@ CSS = """
   .patchlab-card { display: flex; flex-flow: column; gap: 3px; align-items: flex-start;
     padding: 6px 10px; border-left: 3px solid var(--tone); border-radius: 0 5px 5px 0;
     background: color-mix(in srgb, var(--tone) var(--on), var(--bg)); }
-  .patchlab-card strong { display: block; color: var(--tone); font-size: 12px; font-weight: 600; }
+  .patchlab-card summary { cursor: pointer; }
+  .patchlab-card summary:focus-visible { outline: 2px solid var(--accent); }
+  .patchlab-card strong { color: var(--tone); font-size: 12px; font-weight: 600; }
   .patchlab-error { --tone: var(--error); }
   .patchlab-warning { --tone: var(--warning); }
   .patchlab-info { --tone: var(--dim); }
@@ -184,12 +187,13 @@ def note_html(text: str) -> str:
 
 
 def finding_html(finding: Finding) -> str:
-    """Write a finding: its severity by color, sign and word."""
+    """Write a finding: its severity by color, sign and word; its code opens what it means."""
     sign = _SIGNS[finding.severity]
     return (
-        f'<div><strong><span aria-hidden="true">{sign} </span>'
+        f'<details><summary><strong><span aria-hidden="true">{sign} </span>'
         f'<span class="unseen">{finding.severity}: </span>{finding.code} '
-        f"{text_html(finding.title)}</strong>{text_html(finding.message)}</div>"
+        f"{text_html(finding.title)}</strong></summary>{text_html(more_about(finding))}</details>"
+        f"<div>{text_html(finding.message)}</div>"
     )
 
 

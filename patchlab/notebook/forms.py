@@ -27,6 +27,7 @@ from patchlab.mapping.registry import (
     registry_state,
 )
 from patchlab.mapping.rules import check_key
+from patchlab.notebook.closing import close_all, close_looks
 from patchlab.notebook.form_checks import (
     Answer,
     Question,
@@ -37,7 +38,7 @@ from patchlab.notebook.form_checks import (
     find_class,
 )
 from patchlab.notebook.form_parts import FormParts
-from patchlab.notebook.form_rows import close_all, stale_note
+from patchlab.notebook.form_rows import stale_note
 from patchlab.notebook.form_state import Step, undo_step
 from patchlab.notebook.latest import Latest, Tell
 from patchlab.notebook.patches_line import Registered
@@ -256,7 +257,9 @@ class PatchForm(widgets.VBox):
             "post_run_cell", ()
         ):
             self._shell.events.unregister("post_run_cell", self._after_cell)
-        close_all(self.children)
+        # The button too where a panel has taken it out of the form.
+        close_all([*self.children, self.copy])
+        close_looks(self)
         super().close()
 
     def to_text(self) -> str:

@@ -19,15 +19,16 @@ from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import check_key
 from patchlab.model.diff import TreeDiff
 from patchlab.model.tree import ModuleTree
+from patchlab.notebook.closing import close_all, close_looks
 from patchlab.notebook.copy_button import CopyButton
 from patchlab.notebook.form_checks import Answer, Question, Target, class_part, find_class
-from patchlab.notebook.form_rows import close_all
 from patchlab.notebook.form_style import code_html, style_html, verdict_html
 from patchlab.notebook.forms import PatchForm
 from patchlab.notebook.patches_line import Registered
 from patchlab.notebook.tree_widget import TreeWidget
+from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding
-from patchlab.render.html import text_html
+from patchlab.render.html import remark_html, text_html
 from patchlab.render.numbers import count, human
 
 if TYPE_CHECKING:
@@ -164,12 +165,15 @@ class Lab(widgets.VBox):
         # Python closes what is collected, also a panel that was refused its target.
         if (form := getattr(self, "form", None)) is not None:
             form.close()
-        close_all(self.children)
+        # The buttons too, which a panel without a tree does not show.
+        buttons = (getattr(self, name, None) for name in ("apply_button", "undo_button"))
+        close_all([*self.children, *(button for button in buttons if button is not None)])
+        close_looks(self)
         super().close()
 
     def to_text(self) -> str:
         """Return the static twin as text."""
-        parts = [self.verdict, *map(str, self.findings)]
+        parts = [self.verdict, *finding_lines(self.findings)]
         if self.tree is not None:
             parts.append(self.tree.to_text())
         return "\n".join([*parts, Registered(self.form.entries).to_text()])
@@ -177,7 +181,7 @@ class Lab(widgets.VBox):
     def to_html(self) -> str:
         """Return the static twin as HTML."""
         lines = [f"<p><b>{text_html(self.verdict)}</b></p>"]
-        lines += [f"<p>{text_html(str(finding))}</p>" for finding in self.findings]
+        lines += map(remark_html, finding_remarks(self.findings))
         if self.tree is not None:
             lines.append(self.tree.to_html())
         return "".join([*lines, Registered(self.form.entries).to_html()])

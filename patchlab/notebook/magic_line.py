@@ -78,6 +78,14 @@ def split_words(line: str) -> list[str]:
     return words
 
 
+def asks_for_help(line: str) -> bool:
+    """Tell whether one of the words is `--help` or `-h`; a quote left open asks for nothing."""
+    try:
+        return not {"--help", "-h"}.isdisjoint(split_words(line))
+    except UsageError:
+        return False
+
+
 def parse_line(
     line: str, *, valued: Sequence[str] = VALUED, flags: Sequence[str] = (), words: bool = False
 ) -> MagicLine:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from patchlab.errors import FindingsError, PatchlabWarning
+from patchlab.plan.explain import finding_lines
 
 if TYPE_CHECKING:
     from patchlab.apply.swap import Swap
@@ -58,8 +59,8 @@ class SwapForCell(AbstractContextManager[Any]):
             self._swap = swap(*self._arguments, conversions=self._conversions)
         if self._strict and not self._swap.ok:
             self._swap.undo()
-            errors = [str(f) for f in self._swap.findings if f.severity == "error"]
-            raise FindingsError("; ".join(errors))
+            errors = [f for f in self._swap.findings if f.severity == "error"]
+            raise FindingsError("\n".join(["the cell was not run:", *finding_lines(errors)]))
         return self._swap
 
     def __exit__(self, *exc_info: Any) -> None:

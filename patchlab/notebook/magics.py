@@ -10,6 +10,7 @@ no line is rewritten, and for `%%patched?`.
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from patchlab.errors import PatchlabError
 from patchlab.notebook.cell_lines import report_lines, swap_lines
 from patchlab.notebook.cell_scopes import CellScopes
 from patchlab.notebook.cells import record_cell
-from patchlab.notebook.magic_line import MagicLine, parse_line, resolve_mapping
+from patchlab.notebook.magic_line import MagicLine, asks_for_help, parse_line, resolve_mapping
 from patchlab.notebook.magic_scopes import SwapForCell, WithoutWarnings
 from patchlab.notebook.patches_line import run_command
 
@@ -82,6 +83,8 @@ class PatchMagics(Magics):
             UsageError: The line cannot be carried out, or the cell has no body.
         """
         __tracebackhide__ = True
+        if self._helped(line, empty=empty):
+            return
         options, scope = self._prepare(line, empty)
         caller = sys._getframe(1)
         try:
@@ -111,10 +114,13 @@ class PatchMagics(Magics):
             --strict           do not run the cell if a finding is an error
             --quiet            say nothing afterwards
             --diff             show the difference that was made to each model
+            --help             show this; a cell with a body is not run
 
         Only comments may stand above the line. Where magics do not exist (a .py file, some hosted
         notebooks), write `with patchlab.patched({"key": Class}):` instead.
         """
+        if self._helped(line, empty=not cell.strip()):
+            return None
         options, scope = self._prepare(line, empty=not cell.strip())
         try:
             entered = scope.__enter__()
@@ -125,6 +131,17 @@ class PatchMagics(Magics):
         finally:
             scope.__exit__(None, None, None)
             self._tell(options, entered)
+
+    @no_var_expand
+    @line_magic("%patched")  # type: ignore[arg-type]
+    def misplaced(self, line: str) -> None:
+        """Say where `%%patched` belongs: IPython takes it for a line magic anywhere else."""
+        __tracebackhide__ = True
+        raise UsageError(
+            "%%patched is not the first line of its cell. Only comments and blank lines may stand "
+            "above it: move it to the top, or write `with patchlab.patched({...}):` around what it "
+            "is meant for."
+        )
 
     @no_var_expand
     @line_magic
@@ -138,17 +155,31 @@ class PatchMagics(Magics):
             %patches unregister key         take keys out
             %patches clear                  take everything out
             %patches status                 the same as the first, with leaked classes
+            %patches export patches.py      write what is registered as a Python file
         """
         __tracebackhide__ = True
+        if asks_for_help(line):
+            print(inspect.getdoc(type(self).patches))
+            return None
         return run_command(line, self.shell.user_ns)
 
     def record_classes(self, result: Any) -> None:
-        """Keep the source of the classes that a cell defined; called when it has ended."""
+        """Keep the source of what a cell defined; called when it has ended."""
         info = getattr(result, "info", None)
-        if info is None or "class" not in (info.raw_cell or ""):
+        if info is None or not any(word in (info.raw_cell or "") for word in ("class", "def ")):
             return
         source = getattr(info, "transformed_cell", None) or self.shell.transform_cell(info.raw_cell)
         record_cell(source, self.shell.user_ns)
+
+    def _helped(self, line: str, *, empty: bool) -> bool:
+        """Show the help if the line asks for it; a body is not run for that."""
+        if not asks_for_help(line):
+            return False
+        help_text = str(inspect.getdoc(type(self).patched))
+        if not empty:
+            raise UsageError(f"the cell was not run, since its line asks for help.\n\n{help_text}")
+        print(help_text)
+        return True
 
     def _prepare(self, line: str, empty: bool) -> tuple[MagicLine, AbstractContextManager[Any]]:
         options = parse_line(line, flags=FLAGS)

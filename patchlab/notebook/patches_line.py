@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from patchlab.errors import PatchlabError
 from patchlab.mapping.registry import RegisteredEntry, registered_by, registered_entries
 from patchlab.notebook.magic_line import MagicLine, parse_line, resolve_mapping, split_rule
+from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table
 from patchlab.render.shown import Shown
 
@@ -25,7 +26,6 @@ class Registered(Shown):
 
     def to_table(self, **options: Any) -> Table:
         """Return one row for each entry, in the order in which patterns are tried."""
-        count = len(self.entries)
         return Table(
             columns=(
                 Column("Key", mono=True),
@@ -45,7 +45,7 @@ class Registered(Shown):
                 )
                 for entry in self.entries
             ),
-            caption=f"{count} rule{'' if count == 1 else 's'} registered",
+            caption=f"{count(len(self.entries), 'rule')} registered",
         )
 
 
@@ -120,12 +120,21 @@ def _status(options: MagicLine, words: tuple[str, ...], namespace: Mapping[str, 
     return status()
 
 
+def _export(options: MagicLine, words: tuple[str, ...], namespace: Mapping[str, Any]) -> Any:
+    from patchlab.ship.export import export_patches
+
+    if len(words) != 1 or options.rules:
+        raise UsageError("%patches export takes one file: %patches export patches.py")
+    return export_patches(words[0])
+
+
 _COMMANDS: dict[str, Callable[[MagicLine, tuple[str, ...], Mapping[str, Any]], Any]] = {
     "list": _list,
     "register": _register,
     "unregister": _unregister,
     "clear": _clear,
     "status": _status,
+    "export": _export,
 }
 
 

@@ -1,4 +1,4 @@
-"""Trees, differences and previews show the tree widget, while this is switched on.
+"""Trees, differences, previews and routing traces show widgets, while this is switched on.
 
 The rooms below know nothing of widgets: a value gives text and HTML, and asks whoever has entered
 himself in `render.shown.rich_views` for more. Text and HTML stay in the bundle beside the widget.
@@ -7,6 +7,7 @@ Switching on loads no widget library yet; the first value that is shown does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,22 @@ from patchlab.render.numbers import count, human
 from patchlab.render.shown import rich_views
 
 if TYPE_CHECKING:
+    from patchlab.notebook.routing_widget import RoutingWidget
     from patchlab.notebook.tree_widget import TreeWidget
     from patchlab.verify.preview import Preview
 
 __all__ = ["hide_widgets", "show_widgets", "widget_for"]
 
 
-def widget_for(value: Any) -> TreeWidget | None:
+def widget_for(value: Any) -> TreeWidget | RoutingWidget | None:
     """Make the widget that shows a value; None if there is none for its kind."""
+    # Looked up and not imported: a value of the class is there only if its file is, and it has
+    # all of torch behind it.
+    trace = sys.modules.get("patchlab.routing.trace")
+    if trace is not None and isinstance(value, trace.RoutingTrace):
+        from patchlab.notebook.routing_widget import RoutingWidget
+
+        return RoutingWidget(value)
     from patchlab.model.diff import TreeDiff
     from patchlab.model.tree import ModuleTree
     from patchlab.verify.preview import Preview
@@ -38,7 +47,7 @@ def widget_for(value: Any) -> TreeWidget | None:
 
 
 def show_widgets() -> None:
-    """Let trees, differences and previews show widgets; a second time does nothing."""
+    """Let trees, differences, previews and traces show widgets; a second time does nothing."""
     if _view not in rich_views:
         rich_views.append(_view)
 

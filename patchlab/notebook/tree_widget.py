@@ -22,7 +22,9 @@ from torch import nn
 from patchlab.errors import TargetError
 from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.tree import ModuleTree, module_tree
+from patchlab.notebook.closing import close_looks
 from patchlab.notebook.tree_subjects import DiffSubject, Subject, TreeSubject
+from patchlab.plan.explain import more_about
 from patchlab.plan.findings import Finding, ordered
 from patchlab.render.html import table_html
 from patchlab.render.numbers import count
@@ -59,8 +61,9 @@ class TreeWidget(anywidget.AnyWidget):
         errors: What went wrong in the browser, oldest first; not synced.
     """
 
-    _esm = _STATIC / "tree.js"
-    _css = _STATIC / "tree.css"
+    # Text and not paths: anywidget lets a file's contents, which the class holds, hold each widget.
+    _esm = (_STATIC / "tree.js").read_text(encoding="utf-8")
+    _css = (_STATIC / "tree.css").read_text(encoding="utf-8")
 
     payload = traitlets.Bytes(b"").tag(sync=True)
     highlight = traitlets.Bytes(b"").tag(sync=True)
@@ -167,6 +170,11 @@ class TreeWidget(anywidget.AnyWidget):
         for callback in self._on_suggestion:
             callback(key)
 
+    def close(self) -> None:
+        """Close the widget with its layout."""
+        close_looks(self)
+        super().close()
+
     def to_text(self) -> str:
         """Return the static twin as text."""
         return table_text(self._table())
@@ -215,6 +223,7 @@ class TreeWidget(anywidget.AnyWidget):
             "title": finding.title,
             "message": finding.message,
             "suggestion": finding.suggestion,
+            "more": more_about(finding),
             "fqn": None if row is None else self._fqns[row],
         }
 

@@ -19,7 +19,12 @@ from patchlab.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin.index.json")
+_FOREIGN = {
+    ".gguf": "a GGUF file, which transformers reads with from_pretrained(folder, gguf_file=name)",
+    ".h5": "a TensorFlow checkpoint, which transformers 4 was the last to read",
+    ".msgpack": "a Flax checkpoint, which transformers 4 was the last to read",
+}
 # As safetensors itself has it: a longer header is no header.
 _MAX_HEADER = 100_000_000
 _MANY_SHARDS = 32
@@ -35,6 +40,11 @@ _DTYPE_BITS = {
     "BF16": 16,
     "I16": 16,
     "U16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
 }
 
 
@@ -86,7 +96,12 @@ def read_checkpoint(checkpoint: str | Path) -> StoredCheckpoint:
     Raises:
         CheckpointError: There is none, it is a pickle or of another format, or it is damaged.
     """
-    path = Path(checkpoint)
+    if not isinstance(checkpoint, str | Path) or not str(checkpoint).strip():
+        raise CheckpointError(
+            f"{checkpoint!r} is no checkpoint. Give a safetensors file, a folder that holds "
+            f"{SINGLE} or {INDEX}, or the id of a model in the local cache."
+        )
+    path = Path(checkpoint).expanduser()
     if path.is_dir():
         return _read_folder(path)
     if path.is_file():
@@ -127,27 +142,49 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             f"the header of {path} is no JSON: {error}. Fetch it again."
         ) from error
     tensors: dict[str, StoredTensor] = {}
-    end = 0
+    places: list[tuple[int, int]] = []
     try:
         for key, entry in header.items():
             if key == "__metadata__":
                 continue
-            begin, stop = entry["data_offsets"]
-            if not 0 <= begin <= stop:
-                raise ValueError(f"{key!r} is said to lie from {begin} to {stop}")
-            end = max(end, stop)
-            shape = tuple(int(number) for number in entry["shape"])
-            tensors[key] = StoredTensor(shape, str(entry["dtype"]), path.name)
+            tensors[key], place = _read_entry(key, entry, path.name)
+            places.append(place)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the header of {path} is not as safetensors writes it: {error!r}. Fetch it again."
         ) from error
-    if 8 + length + end > size:
+    # As safetensors has it: the tensors lie one after the other, and fill the file to its end.
+    end = 0
+    for begin, stop in sorted(places):
+        if begin != end:
+            raise CheckpointError(
+                f"the header of {path} is not as safetensors writes it: a tensor begins at "
+                f"{begin}, and the one before it ends at {end}. Fetch it again."
+            )
+        end = stop
+    if 8 + length + end != size:
+        more = "is cut off" if 8 + length + end > size else "is damaged"
         raise CheckpointError(
-            f"{path} is cut off: its header speaks of {8 + length + end} bytes, the file has "
-            f"{size}. Fetch it again."
+            f"{path} {more}: its header speaks of {8 + length + end} bytes, the file has {size}. "
+            f"Fetch it again."
         )
     return tensors
+
+
+def _read_entry(key: str, entry: Any, file: str) -> tuple[StoredTensor, tuple[int, int]]:
+    """Read one tensor of a header; raises what a damaged one gives rise to."""
+    begin, stop = entry["data_offsets"]
+    shape, dtype = entry["shape"], entry["dtype"]
+    if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
+        raise ValueError(f"{key!r} has the shape {shape!r}")
+    if type(begin) is not int or type(stop) is not int or not 0 <= begin <= stop:
+        raise ValueError(f"{key!r} is said to lie from {begin!r} to {stop!r}")
+    stored = StoredTensor(tuple(shape), str(dtype), file)
+    if dtype in _DTYPE_BITS and stored.nbytes != stop - begin:
+        raise ValueError(
+            f"{key!r} is {dtype} of shape {shape}, {stored.nbytes} bytes, and has {stop - begin}"
+        )
+    return stored, (begin, stop)
 
 
 def _read_folder(folder: Path) -> StoredCheckpoint:
@@ -160,11 +197,14 @@ def _read_folder(folder: Path) -> StoredCheckpoint:
     else:
         names = sorted(path.name for path in folder.iterdir() if path.is_file())
         pickles = [name for name in names if name.endswith(_PICKLES)]
-        if pickles:
-            raise _pickled(folder / pickles[0])
+        foreign = [name for name in names if name.endswith(tuple(_FOREIGN))]
         others = [name for name in names if name.endswith(".safetensors")]
         if len(others) == 1:
             found = _read_single(folder / others[0])
+        elif pickles and not others:
+            raise _pickled(folder / pickles[0])
+        elif foreign and not others:
+            raise _unread(folder / foreign[0])
         else:
             what = f"It holds {', '.join(names[:6])}." if names else "It is empty."
             raise CheckpointError(
@@ -174,15 +214,12 @@ def _read_folder(folder: Path) -> StoredCheckpoint:
 
 
 def _read_single(path: Path) -> StoredCheckpoint:
-    if path.name.endswith(".json"):
-        return _read_index(path)
     if path.name.endswith(_PICKLES):
         raise _pickled(path)
+    if path.name.endswith(".json"):
+        return _read_index(path)
     if not path.name.endswith(".safetensors"):
-        raise CheckpointError(
-            f"{path} is not read here: only safetensors files are. Load it with transformers and "
-            f"write it anew with model.save_pretrained(folder)."
-        )
+        raise _unread(path)
     return StoredCheckpoint(read_header(path), (path,))
 
 
@@ -190,7 +227,9 @@ def _read_index(path: Path) -> StoredCheckpoint:
     try:
         weight_map: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not names:
+            raise ValueError("its 'weight_map' is empty")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no index of a checkpoint: {error!r}. It should hold a 'weight_map' from "
             f"key to file."
@@ -199,7 +238,7 @@ def _read_index(path: Path) -> StoredCheckpoint:
     files = []
     for name in tqdm(names, desc="Reading headers", unit="file", disable=len(names) < _MANY_SHARDS):
         # A name out of a file is a name in the folder, and never a way out of it.
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or not name or Path(name).name != name:
             raise CheckpointError(
                 f"{path} names the file {name!r}, which does not lie in its own folder."
             )
@@ -234,6 +273,14 @@ def _cached(model_id: str) -> Path | None:
         if isinstance(found, str):
             return Path(found).parent
     return None
+
+
+def _unread(path: Path) -> CheckpointError:
+    kind = next((told for suffix, told in _FOREIGN.items() if path.name.endswith(suffix)), "")
+    return CheckpointError(
+        f"{path} is {kind or 'no safetensors file, and only those are read here'}. Load it with "
+        f"transformers and write it anew with model.save_pretrained(folder)."
+    )
 
 
 def _pickled(path: Path) -> CheckpointError:

@@ -32,14 +32,15 @@ def key_findings(loading: Loading, classes: Iterable[ClassWeights]) -> list[Find
     inside: set[str] = set()
     for item in classes:
         inside.update(item.initialized, item.random, item.uninitialized, item.dropped)
-    found = []
+    found = _none_fits(loading) + _other_kinds(loading)
     missing = [key for key in loading.missing if key not in inside]
     unexpected = [key for key in loading.unexpected if key not in inside]
     if missing:
         message = f"the checkpoint has nothing for {_listed(missing)}, outside of what is replaced."
         found.append(Finding("PL301", "warning", "", missing[0], message))
     if unexpected:
-        message = f"{_listed(unexpected)} of the checkpoint have no place in the model."
+        has = "has" if len(unexpected) == 1 else "have"
+        message = f"{_listed(unexpected)} of the checkpoint {has} no place in the model."
         found.append(Finding("PL301", "warning", "", unexpected[0], message))
     if loading.mismatched:
         first = loading.mismatched[0]
@@ -57,6 +58,72 @@ def key_findings(loading: Loading, classes: Iterable[ClassWeights]) -> list[Find
     return found
 
 
+# What wrappers put before every key, with what saved it so.
+_WRAPPED = {
+    "module.": "nn.DataParallel or DistributedDataParallel",
+    "_orig_mod.": "a model that torch.compile returned",
+    "base_model.model.": "an adapter of PEFT, to be loaded on top of its base model",
+    "_forward_module.": "a training framework",
+}
+
+
+def _none_fits(loading: Loading) -> list[Finding]:
+    """Tell of a checkpoint of which nothing has a place: one of another model, or wrapped."""
+    if loading.loaded or loading.converted or not loading.missing:
+        return []
+    keys = list(loading.carried.unexpected)
+    message = "nothing of the checkpoint has a place in the model: it is that of another model."
+    for prefix, told in _WRAPPED.items():
+        if keys and all(key.startswith(prefix) for key in keys):
+            message = (
+                f"nothing of the checkpoint has a place in the model: every key begins with "
+                f"{prefix!r}, as {told} saves it. Save the model inside of the wrapper."
+            )
+    if not keys:
+        message = "the checkpoint holds no tensors."
+    return [Finding("PL301", "error", "", keys[0] if keys else "", message)]
+
+
+def _other_kinds(loading: Loading) -> list[Finding]:
+    """Tell of whole numbers where the model has fractions, as a quantizer stores them."""
+    wrong = [
+        key
+        for key in loading.loaded
+        if (made := loading.carried.made.get(key)) is not None
+        and made.tensor.is_floating_point() != loading.state[key].is_floating_point()
+    ]
+    if not wrong:
+        return []
+    key = min(wrong)
+    stored = loading.carried.made[key].tensor.dtype
+    message = (
+        f"{_listed(sorted(wrong))} {_are(wrong)} stored as {stored}, where the model has "
+        f"{loading.state[key].dtype}: a load turns the one into the other number by number. Is the "
+        f"checkpoint quantized, and its config without a quantization_config?"
+    )
+    return [Finding("PL301", "warning", "", key, message)]
+
+
+def quantized_findings(config: Any) -> list[Finding]:
+    """Tell of a quantizer, which puts classes and keys of its own into a model as it is loaded."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return []
+    method = (
+        quantization.get("quant_method")
+        if isinstance(quantization, dict)
+        else getattr(quantization, "quant_method", None)
+    )
+    name = str(getattr(method, "value", method))
+    message = (
+        f"the checkpoint is quantized ({name}): as it is loaded, the quantizer puts layers of its "
+        f"own into the model, in replaced modules too. They are not built here, so missing and "
+        f"unexpected keys of such layers are told which a load has not. A conversion that fuses "
+        f"weights cannot fuse quantized ones."
+    )
+    return [Finding("PL301", "warning", "", name, message)]
+
+
 def class_findings(classes: Iterable[ClassWeights], model: nn.Module) -> list[Finding]:
     """Tell of parameters of a replacement that the checkpoint lacks, and of weights it drops."""
     found = []
@@ -72,7 +139,9 @@ def class_findings(classes: Iterable[ClassWeights], model: nn.Module) -> list[Fi
             )
             found.append(Finding("PL301", "error", item.key, name, message))
         if item.random:
-            severity: Severity = "error" if item.dropped else "warning"
+            # A quantizer's layers are not built here, and have other keys for the same weights.
+            quantized = bool(quantized_findings(getattr(model, "config", None)))
+            severity: Severity = "error" if item.dropped and not quantized else "warning"
             message = (
                 f"{_listed(item.random)} of {name} {_are(item.random)} not in the "
                 f"checkpoint and will be newly initialized, at random for the most part."

@@ -226,9 +226,8 @@ def _defined_again(home: ModuleType, name: str) -> type:
     kept = vars(home).get(name)
     code = compile(ast.Module([statement], []), home.__file__ or home.__name__, "exec")
     try:
-        exec(
-            code, vars(home)
-        )  # the class statement of the installed library, nothing of the user's
+        # The class statement of the installed library, and nothing of the user's.
+        exec(code, vars(home))
         again: type = vars(home)[name]
     finally:
         setattr(home, name, kept)
@@ -258,9 +257,8 @@ def _mend_recorders(cls: type) -> None:
             f"Restart the kernel."
         )
     code = compile(ast.Expression(value), home.__file__ or home.__name__, "eval")
-    fresh: dict[str, Any] = eval(
-        code, vars(home)
-    )  # the library's own class attribute, from its file
+    # The library's own class attribute, from its file.
+    fresh: dict[str, Any] = eval(code, vars(home))
     recorders: dict[str, Any] = vars(cls)["_can_record_outputs"]
     # The same dict object is in transformers' registry, so it is changed and not replaced.
     recorders.clear()

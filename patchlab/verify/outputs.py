@@ -193,7 +193,8 @@ def compare_outputs(before: nn.Module, after: nn.Module, inputs: Any) -> OutputC
     for model in (before, after):
         if not isinstance(model, nn.Module):
             raise TargetError(
-                f"compare_outputs takes two models, got {type(model).__name__} {model!r}."
+                f"compare_outputs takes two models, got {type(model).__name__} {model!r}. Give the "
+                f"models themselves; to compare trees use patchlab.diff_trees."
             )
     recorded = record_run(before, inputs)
     compared, differences = compare_run(after, inputs, recorded)

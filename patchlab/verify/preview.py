@@ -25,10 +25,11 @@ from patchlab.model.skeleton import model_builder, without_scopes
 from patchlab.model.tree import ModuleTree, module_tree
 from patchlab.plan.analyses import judge
 from patchlab.plan.evidence import Evidence, ForwardCall
+from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import PatchPlan, Replacement, grouped
-from patchlab.plan.wording import needs_values, quantity
-from patchlab.render.numbers import human
+from patchlab.plan.wording import needs_values
+from patchlab.render.numbers import count, human
 from patchlab.render.rows import Mark, Table, Tone
 from patchlab.render.shown import Shown
 from patchlab.verify.dry_run import build_observed, build_patched, run_forward
@@ -44,6 +45,7 @@ class Preview(Shown):
         after: The tree of the patched one, None if it cannot be built; then a finding says why.
         findings: What is wrong or worth knowing, errors first.
         sub_models: FQN → class name of the sub-models in which something is replaced, "" the root.
+        container_names: Names of the matched classes that hold others in the unpatched tree.
     """
 
     plan: PatchPlan
@@ -101,32 +103,32 @@ class Preview(Shown):
         """
         errors = [finding for finding in self.findings if finding.severity == "error"]
         if errors:
-            raise FindingsError("\n".join([self.verdict, *map(str, errors)]))
+            raise FindingsError("\n".join([self.verdict, *finding_lines(errors)]))
         return self
 
     @property
     def verdict(self) -> str:
         """The result in a line."""
         number = sum(self.counts.values())
-        used = sum(count > 0 for count in self.counts.values())
+        used = sum(decided > 0 for decided in self.counts.values())
         model = self.before.root.class_name
         parts = [
-            f"{quantity(number, 'module')} replaced by {quantity(used, 'rule')} in {model}",
-            quantity(len(self.before), "module"),
+            f"{count(number, 'module')} replaced by {count(used, 'rule')} in {model}",
+            count(len(self.before), "module"),
             f"{human(self.before.num_parameters)} parameters",
         ]
         for severity in ("error", "warning"):
             told = [f for f in self.findings if f.severity == severity]
             if told:
                 subject = f": {told[0].subject} ({told[0].title})" if severity == "error" else ""
-                parts.append(f"{quantity(len(told), severity)}{subject}")
+                parts.append(f"{count(len(told), severity)}{subject}")
         return " · ".join(parts)
 
     def to_table(self, *, folded: bool = True) -> Table:
         """Return the tree of the unpatched model with what the rules do to it, findings below."""
         table = self.before.to_table(marks=self.marks, folded=folded)
         tone: Tone = "error" if not self.ok else "warning" if self._warned else "ok"
-        footer = (*table.footer, *self._sub_model_lines(), *map(str, self.findings))
+        footer = (*table.footer, *self._sub_model_lines(), *finding_remarks(self.findings))
         return Table(table.columns, table.rows, self.verdict, tone, footer, "Change")
 
     @property
@@ -173,16 +175,17 @@ def preview(
 
 def _preview(target: Any, rules: PatchMapping) -> Preview:
     evidence = gather(target, rules)
-    counts: dict[str, str] = {"": evidence.before.root.class_name}
+    sub_models: dict[str, str] = {"": evidence.before.root.class_name}
     for fqn in evidence.plan.fqns:
         above = evidence.sub_model_of(fqn)
-        counts.setdefault(above, evidence.sub_models.get(above, evidence.before.root.class_name))
+        name = evidence.sub_models.get(above, evidence.before.root.class_name)
+        sub_models.setdefault(above, name)
     return Preview(
         evidence.plan,
         evidence.before,
         evidence.after,
         judge(evidence),
-        counts,
+        sub_models,
         frozenset(c.class_name for c in evidence.containers if c.evidence == "built"),
     )
 

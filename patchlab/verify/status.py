@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from patchlab.apply.construct import open_frame_count
 from patchlab.apply.hooks import hook_stands
 from patchlab.mapping.registry import RegisteredEntry, registered_entries
+from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
+from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table
 from patchlab.render.shown import Shown
 from patchlab.verify.leaks import Leak, find_leaks, mend
@@ -100,7 +102,7 @@ class Status(Shown):
             rows,
             self._verdict(),
             "error" if self.leaks else "ok" if self.is_clean else "plain",
-            tuple(str(finding) for finding in self.findings),
+            finding_remarks(self.findings),
             "Registered by",
         )
 
@@ -108,7 +110,7 @@ class Status(Shown):
         registered = f"{len(self.entries)} registered" if self.entries else "nothing registered"
         parts = [registered]
         if self.open_scopes:
-            parts.append(f"{self.open_scopes} open scope{'s' * (self.open_scopes > 1)}")
+            parts.append(count(self.open_scopes, "open scope"))
         parts.append(f"{len(self.leaks)} left behind" if self.leaks else "nothing left behind")
         hook = "hook in place" if self.hooked else "transformers' own loading"
         return " · ".join([*parts, hook, f"process {self.process}"])

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import monkey_patching
 
 from patchlab.errors import MappingError, MappingTypeError
-from patchlab.mapping.matching import explain_match, find_rule, near_names
+from patchlab.mapping.matching import explain_match, near_names
 from patchlab.mapping.rules import PatchMapping, PatchRule, check_key, is_exact_name
 
 
@@ -79,7 +79,7 @@ def test_differs_from_transformers_only_where_it_searches_exact_names(
     """The whole table of where matching differs on purpose: an exact name is no pattern."""
     upstream = monkey_patching._find_replacement_class(class_name, {key: A})
     assert (upstream is not None) is theirs
-    assert (find_rule(class_name, [PatchRule(key, A)]) is not None) is ours
+    assert (PatchMapping.of({key: A}).find(class_name) is not None) is ours
 
 
 @given(st.text(alphabet=string.ascii_letters + string.digits + "_", min_size=1))

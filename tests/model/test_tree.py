@@ -158,6 +158,22 @@ def test_a_longer_cycle_ends_at_the_ancestor():
     assert [node.fqn for node in module_tree(outer)] == ["", "inner", "inner.outer"]
 
 
+def test_a_module_with_a_cycle_that_comes_twice_ends_at_both_places():
+    """Its second place was once followed round and round, until a hundred thousand repeats."""
+    inner = nn.Linear(2, 2)
+    inner.add_module("me", inner)
+    tree = module_tree(nn.Sequential(inner, inner))
+
+    assert [(node.fqn, node.shared_with, node.is_cycle) for node in tree] == [
+        ("", None, False),
+        ("0", None, False),
+        ("0.me", "0", True),
+        ("1", "0", False),
+        ("1.me", "1", True),
+    ]
+    assert tree.num_parameters == 6
+
+
 def test_a_module_at_two_paths_below_each_other_is_no_cycle():
     """Guards the test above: not every repeat is a cycle."""
     shared = nn.Linear(2, 2)

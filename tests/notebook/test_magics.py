@@ -184,6 +184,18 @@ def test_line_that_cannot_be_carried_out_is_one_usage_error_and_nothing_runs(
     assert_nothing_left(shell)
 
 
+@pytest.mark.parametrize("above", ["x = 1\n", "import os\n\n# so\n", "if True:\n    "])
+def test_line_below_code_is_told_where_it_belongs(shell, capsys, above):
+    result = shell.run_cell(f"{above}{PATCHED}ran = True")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    streams = capsys.readouterr()
+    assert "not the first line of its cell" in streams.err + streams.out
+    assert "with patchlab.patched(" in streams.err + streams.out
+    assert "ran" not in shell.user_ns
+    assert_nothing_left(shell)
+
+
 @pytest.mark.parametrize(
     "cell", ["%%patched BertSelfAttention=MyAttention", PATCHED, PATCHED + "  \n\n"]
 )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import nn
 from transformers import BertConfig
 
@@ -15,6 +16,7 @@ from patchlab.notebook.tree_views import hide_widgets, show_widgets, widget_for
 from patchlab.render.payload import unpack_marks
 from patchlab.render.rows import Column, Table
 from patchlab.render.shown import Shown, rich_views
+from patchlab.routing.trace import Router, Routes, RoutingTrace, TokenBlock
 from patchlab.verify.preview import preview
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -31,7 +33,19 @@ def shown():
     rich_views[:] = before
 
 
-@pytest.mark.parametrize("value", [TREE, DIFF])
+FQN = "layers.0.gate"
+TRACE = RoutingTrace(
+    Routes(
+        (Router(FQN, 0, 4, 2, "model"),),
+        {FQN: torch.tensor([[0, 3], [1, 2]])},
+        {"model": (TokenBlock(1, 2),)},
+        "toy",
+        1,
+    )
+)
+
+
+@pytest.mark.parametrize("value", [TREE, DIFF, TRACE])
 def test_widget_comes_with_the_values_own_text_and_html(shown, value):
     bundle = value._repr_mimebundle_()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Concatenate, WeightConverter
 from transformers import initialization as init
@@ -122,6 +124,80 @@ def test_base_model_and_other_heads_are_understood(llama, head):
     _, info = cls.from_pretrained(llama, config=config, output_loading_info=True)
     assert set(report.missing) == set(info["missing_keys"])
     assert set(report.unexpected) == set(info["unexpected_keys"])
+
+
+@pytest.mark.parametrize(
+    ("rename", "told"),
+    [
+        (lambda key: f"module.{key}", "DataParallel"),
+        (lambda key: f"_orig_mod.{key}", r"torch\.compile"),
+        (lambda key: key.replace("model", "encoder").replace("lm_head", "top"), "another model"),
+    ],
+)
+def test_checkpoint_of_which_nothing_fits_is_an_error_that_says_why(llama, rename, told):
+    file = llama / "model.safetensors"
+    tensors = {rename(key): tensor for key, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    report = patchlab.check_checkpoint(llama, mapping={})
+
+    assert not report.ok
+    with pytest.raises(FindingsError, match=told):
+        report.check()
+
+
+def test_model_inside_of_a_wrapper_is_the_target(llama):
+    model = transformers.LlamaForCausalLM(llama_config())
+
+    for target in (torch.compile(model, backend="eager"), nn.DataParallel(model)):
+        assert not patchlab.check_checkpoint(target, llama, {}).findings
+
+
+def test_root_that_is_replaced_by_any_module_is_judged(llama):
+    report = patchlab.check_checkpoint(llama, None, {"LlamaForCausalLM": SubMLP})
+
+    assert report.class_name == "SubMLP"
+    assert not report.ok
+
+
+def test_whole_numbers_for_fractions_are_told(llama):
+    file = llama / "model.safetensors"
+    tensors = load_file(file)
+    tensors |= {k: t.to(torch.int8) for k, t in tensors.items() if "up_proj" in k}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    report = patchlab.check_checkpoint(llama, None, {})
+
+    (finding,) = report.findings
+    assert "up_proj.weight (2) are stored as torch.int8" in finding.message
+
+
+def test_keys_of_a_quantizer_are_a_warning_that_says_so(llama):
+    config = json.loads((llama / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (llama / "config.json").write_text(json.dumps(config))
+    file = llama / "model.safetensors"
+    tensors = load_file(file)
+    for key in [key for key in tensors if "proj" in key]:
+        tensors[key.replace("weight", "qweight")] = tensors.pop(key).to(torch.int32)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    report = patchlab.check_checkpoint(llama, None, {"LlamaMLP": SubMLP})
+
+    assert report.ok
+    assert any("quantized (gptq)" in finding.message for finding in report.findings)
+
+
+def test_report_of_a_foreign_checkpoint_stays_short(llama):
+    file = llama / "model.safetensors"
+    tensors = load_file(file) | {f"x{i}.y{i * i}": torch.zeros(1) for i in range(3000)}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    report = patchlab.check_checkpoint(llama, None, {"LlamaMLP": SubMLP})
+
+    assert len(report.unexpected) == 3000
+    assert len(report.to_text()) < 1500
+    assert len(report.to_html()) < 6000
 
 
 def test_tied_head_is_not_missing(tmp_path):

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from patchlab.errors import CheckpointError
@@ -96,6 +97,48 @@ def test_damaged_file_is_told_as_such(tmp_path, content, told):
         read_header(path)
 
 
+def entry(dtype="F32", shape=(2,), begin=0, stop=8):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, stop]}
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        ({"a": entry(shape=[-1])}, 8),
+        ({"a": entry(shape=[2.0])}, 8),
+        ({"a": entry(shape=[True], stop=4)}, 4),
+        ({"a": entry(shape="2")}, 8),
+        ({"a": entry(shape=[2**62, 4])}, 8),
+        ({"a": entry(shape=[3])}, 8),
+        ({"a": entry(begin=0.0)}, 8),
+        ({"a": entry(begin=8, stop=0)}, 8),
+        ({"a": entry(begin=4, stop=12)}, 12),
+        ({"a": entry(), "b": entry(begin=4, stop=12)}, 12),
+        ({"a": entry(), "b": entry(begin=12, stop=20)}, 20),
+        ({"a": entry()}, 9),
+    ],
+)
+def test_header_that_safetensors_refuses_is_refused(tmp_path, header, size):
+    text = json.dumps(header).encode()
+    path = tmp_path / SINGLE
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
+    with pytest.raises(SafetensorError):
+        safe_open(path, "pt")
+
+    with pytest.raises(CheckpointError, match="Fetch it again"):
+        read_header(path)
+
+
+def test_header_that_safetensors_takes_is_taken(tmp_path):
+    """Guards the test above: the sound form of those headers."""
+    header = {"b": entry(begin=8, stop=16), "a": entry()}
+    text = json.dumps(header).encode()
+    path = tmp_path / SINGLE
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+
+    assert set(safe_open(path, "pt").keys()) == set(read_header(path)) == {"a", "b"}
+
+
 def test_file_that_is_cut_off_at_any_place_is_refused(tmp_path):
     whole = write(tmp_path / SINGLE).read_bytes()
     for length in range(len(whole)):
@@ -104,6 +147,56 @@ def test_file_that_is_cut_off_at_any_place_is_refused(tmp_path):
             read_header(tmp_path / SINGLE)
     (tmp_path / SINGLE).write_bytes(whole)
     assert read_header(tmp_path / SINGLE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100_000, "{}", "[]", '{"weight_map": {}}', '{"weight_map": null}', '{"weight_map": []}'],
+    ids=["deep", "nothing", "list", "empty", "null", "no dict"],
+)
+def test_damaged_index_is_told_as_such(tmp_path, content):
+    (tmp_path / INDEX).write_text(content)
+
+    with pytest.raises(CheckpointError, match="is no index of a checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("model.gguf", r"GGUF.*gguf_file"),
+        ("tf_model.h5", "TensorFlow"),
+        ("flax_model.msgpack", "Flax"),
+        ("pytorch_model.bin.index.json", "is a pickle"),
+    ],
+)
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_other_format_is_named_with_the_way_out(tmp_path, name, told, as_folder):
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+
+    with pytest.raises(CheckpointError, match=f"{told}.*save_pretrained"):
+        read_checkpoint(tmp_path if as_folder else tmp_path / name)
+
+
+@pytest.mark.parametrize("checkpoint", [3, b"model", None, "", " "])
+def test_what_is_no_path_is_refused(checkpoint):
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        read_checkpoint(checkpoint)
+
+
+def test_model_in_the_cache_is_read_through_its_links(tmp_path, monkeypatch):
+    blobs, snapshot = tmp_path / "models--me--tiny/blobs", tmp_path / "models--me--tiny/snapshots/1"
+    for folder in (blobs, snapshot, tmp_path / "models--me--tiny/refs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "models--me--tiny/refs/main").write_text("1")
+    write(blobs / "abc")
+    (snapshot / SINGLE).symlink_to("../../blobs/abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    assert (
+        set(read_checkpoint("me/tiny").tensors) == set(read_checkpoint(snapshot).tensors) == {"a"}
+    )
 
 
 def test_missing_shard_and_missing_key_are_told(tmp_path):

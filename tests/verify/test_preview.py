@@ -226,9 +226,9 @@ def test_an_initializer_that_fails_in_what_a_replacement_holds_is_told():
     assert told.subject == "LazyLinear"
     assert "uninitialized parameter" in told.message
     assert " at 0x" not in told.message
-    with pytest.raises(ValueError, match="uninitialized parameter"):
-        with patchlab.patched({"LlamaMLP": LazyMLP}):
-            transformers.LlamaModel(llama_config())
+    lazy = patchlab.patched({"LlamaMLP": LazyMLP})
+    with pytest.raises(ValueError, match="uninitialized parameter"), lazy:
+        transformers.LlamaModel(llama_config())
 
 
 class OtherCacheName(LlamaAttention):
