@@ -225,20 +225,22 @@ class Soak:
         patchlab.diff_trees(self.build(), self.build()).to_html()
 
     def widgets(self) -> None:
-        """Open widgets and close them."""
-        from patchlab.notebook.forms import PatchForm
-        from patchlab.notebook.lab import Lab
+        """Open a tree and close it."""
         from patchlab.notebook.tree_widget import TreeWidget
 
         tree = TreeWidget(self.build(), after=self.build())
         tree.to_html()
         tree.close()
-        # A form has some fifty parts, each with its traits: a tenth as often as the rest.
-        if self.random.random() < 0.1:
-            form = PatchForm(namespace={"Mine": self.replacement()})
-            form.key.value = self.random.choice((*KEYS, *WRONG_KEYS))
-            form.close()
-            Lab(self.build(), namespace={}).close()
+
+    def panels(self) -> None:
+        """Open a form and the whole laboratory, and close them."""
+        from patchlab.notebook.forms import PatchForm
+        from patchlab.notebook.lab import Lab
+
+        form = PatchForm(namespace={"Mine": self.replacement()})
+        form.key.value = self.random.choice((*KEYS, *WRONG_KEYS))
+        form.close()
+        Lab(self.build(), namespace={}).close()
 
     def cells(self) -> None:
         """Run cells with magics, right ones and wrong ones."""
@@ -295,6 +297,7 @@ class Soak:
             self.swapped: 1,
             self.looked_at: 0.5,
             self.widgets: 0.5,
+            self.panels: 0.05,  # Some fifty widgets each.
             self.cells: 1,
             self.routing: 0.7,
             self.shown_routing: 0.3,

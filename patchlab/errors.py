@@ -1,26 +1,28 @@
 """Every exception and warning that patchlab raises on purpose.
 
 * PatchlabError
-  + MappingError            a rule that can never work, or a key that is not there (also a
-  ValueError)
-    - MappingTypeError      a replacement or a key of the wrong type (also a TypeError)
-  + ApplyError              a patch that cannot be applied to this class or model
-  + RestoreError            something patchlab changed could not be put back
-  + TargetError             a model, config, folder or id that cannot be read (also a ValueError)
-  + CatalogError            the installed transformers could not be read
-  + SwapError               modules that cannot be swapped in a model that is built
-  + CheckpointError         a checkpoint that cannot be read or judged (also a ValueError)
-  + RoutingError            a routing trace that does not fit the model (also a ValueError)
-  + ExportError             patches that cannot be written as a file; nothing is (also a ValueError)
-  + LaunchError             patches that cannot be brought to another process, or differ between two
-  + UnknownCodeError        a finding code that there is not (also a ValueError)
+  + MappingError            a rule that can never work, or a key that is not there (a ValueError)
+    - MappingTypeError      a replacement or a key of the wrong type (a TypeError as well)
+  + ApplyError              a patch that cannot be applied to this class or model (a RuntimeError)
+  + RestoreError            something patchlab changed could not be put back (a RuntimeError)
+  + TargetError             a model, config, folder or id that cannot be read (a ValueError)
+  + CatalogError            the installed transformers could not be read (a RuntimeError)
+  + SwapError               modules that cannot be swapped in a built model (a RuntimeError)
+  + CheckpointError         a checkpoint that cannot be read or judged (a ValueError)
+  + RoutingError            a routing trace that does not fit the model (a ValueError)
+  + ExportError             patches that cannot be written as a file; nothing is (a ValueError)
+  + LaunchError             patches that cannot be brought to another process, or differ between
+                            two (a RuntimeError)
+  + UnknownCodeError        a finding code that there is not (a ValueError)
   + FindingsError           a plan with findings of severity "error" was asked to be carried out
+                            (a ValueError)
 * PatchlabWarning           the root of the warnings, so that one filter reaches all of them
   + OverMatchWarning        a rule matches more than its author is likely to mean
   + NothingReplacedWarning  a rule replaced nothing
   + FindingWarning          any other finding
 
-A message says what was found, where, and what to do about it, in that order.
+In parentheses: the builtin that a class refines, by which it can be caught too. A message says what
+was found, where, and what to do about it, in that order.
 """
 
 from __future__ import annotations

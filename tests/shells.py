@@ -19,6 +19,7 @@ def fresh_shell():
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.xmode = "Context"
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=config)
     try:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from benchmarks import binder_simulation as simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 BINDER = ROOT / "binder"
@@ -149,3 +153,45 @@ def test_repo2docker_can_choose_otherwise(tmp_path):
     assert type(pack).__name__ == "CondaBuildPack"
     assert version == "3.12"
     assert "binder/postBuild" not in dockerfile
+
+
+# The simulation
+
+
+def test_simulation_runs_the_lines_of_the_script_that_binder_runs():
+    ran = simulation.commands(BINDER / "postBuild")
+
+    assert [line for line in lines("postBuild") if not line.startswith("set ")] == ran
+    assert sum("--torch-backend" in line for line in ran) == 1
+    assert not [line for line in ran if "--system" in line], "this would reach other environments"
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda"),
+    [("nvidia-cublas-cu12", True), ("triton", True), ("torch", False), ("nvitop", False)],
+)
+def test_simulation_knows_what_is_for_cuda(name, cuda):
+    assert bool(simulation.CUDA.match(name)) is cuda
+
+
+def test_simulation_adds_up_a_process_and_its_children():
+    code = "import sys, subprocess; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        while len(family := simulation.family(process.pid)) < 2:
+            assert process.poll() is None
+        total = sum(map(simulation.resident, family))
+        process.stdin.close()
+
+    assert total > simulation.resident(os.getpid()) / 1000 > 0
+    assert simulation.resident(process.pid) == 0
+
+
+def test_simulation_stops_a_tutorial_above_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "LIMIT", 1_000_000)
+    shutil.copy(ROOT / "notebooks" / "03-tree-and-diff.ipynb", tmp_path)
+    notebook = tmp_path / "03-tree-and-diff.ipynb"
+
+    done = simulation.run_tutorial(Path(sys.executable), notebook, tmp_path, os.getpid())
+
+    assert done.problem.startswith("stopped above")
+    assert done.peak > 1_000_000

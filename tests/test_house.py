@@ -109,6 +109,11 @@ def test_type_checkers_see_the_same_public_names():
     assert seen == set(patchlab.__all__) - {"__version__"}
 
 
+def test_version_is_the_same_wherever_it_stands():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'^version = "(.+)"$', project, re.M) == [patchlab.__version__]
+
+
 def test_all_has_no_repeats():
     assert len(patchlab.__all__) == len(set(patchlab.__all__))
 

@@ -25,13 +25,14 @@ def day():
 
 
 def test_day_of_scopes_errors_threads_cells_and_widgets_leaves_nothing(day):
-    day.run(150)  # Caches fill.
-    for once in (day.widgets, day.cells, day.routing, day.shown_routing, day.looked_at):
+    day.run(80)  # Caches fill.
+    for once in (day.widgets, day.panels, day.cells, day.routing, day.shown_routing, day.looked_at):
         once()
     day.still_alive()
     before = objects_by_type()
 
-    day.run(300)
+    day.run(150)
+    day.panels()
 
     assert day.still_alive() == []
     assert day.problems == []

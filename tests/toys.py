@@ -67,6 +67,21 @@ def llava_config():
     )
 
 
+def gpt2():
+    """Build a small GPT-2, whose projections are transposed Linears."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        vocab_size=64,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
 def tokens(batch: int = 2, length: int = 5, vocab: int = 64) -> torch.Tensor:
     return torch.randint(0, vocab, (batch, length), generator=torch.Generator().manual_seed(0))
 

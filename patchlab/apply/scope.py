@@ -28,7 +28,6 @@ from patchlab.apply.report import PatchReport
 from patchlab.apply.stores import Snapshot, restore_snapshot, take_snapshot, with_change
 from patchlab.errors import (
     ApplyError,
-    FindingsError,
     FindingWarning,
     MappingError,
     NothingReplacedWarning,
@@ -36,7 +35,7 @@ from patchlab.errors import (
 )
 from patchlab.mapping.registry import Change, follow, registered_mapping
 from patchlab.mapping.rules import PatchMapping
-from patchlab.plan.explain import finding_lines
+from patchlab.plan.explain import raise_errors
 from patchlab.plan.findings import Finding
 from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.mismatches import loaded_mismatches
@@ -302,9 +301,7 @@ def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
 
 def _refuse_errors(mapping: PatchMapping) -> None:
     found = (*loaded_overmatches(mapping), *loaded_mismatches(mapping))
-    errors = [f for f in found if f.severity == "error"]
-    if errors:
-        raise FindingsError("\n".join(["the block was not run:", *finding_lines(errors)]))
+    raise_errors("the block was not run:", found)
 
 
 def _in_scope(scope: Scope, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from patchlab.mapping.rules import PatchMapping
 from patchlab.model.classes import subclasses_of
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.findings import Finding
+from patchlab.plan.wording import listed
+
+_SHOWN = 4  # As many as attention has projections.
 
 
 def key_findings(mapping: PatchMapping, counts: dict[str, int], sites: Sites) -> list[Finding]:
@@ -49,26 +52,26 @@ def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> 
     Both at once in one class mean that the weights of the model went nowhere: an error.
     """
     found = []
-    for key, name, places in _by_class(built):
-        new = sorted({n for i in places for n in filled[i].constructed})
-        gone = sorted({n for i in places for n in filled[i].dropped})
+    constructed, dropped = [f.constructed for f in filled], [f.dropped for f in filled]
+    for key, name, (new, gone) in _by_class(built, constructed, dropped):
+        new_ones, gone_ones = listed(sorted(new), _SHOWN), listed(sorted(gone), _SHOWN)
         if new and (gone or unplaced):
             message = (
-                f"{name} has {_listed(new)}, for which the model has no weights, and "
-                f"{_listed(gone) if gone else 'some converted weights'} of the replaced modules "
+                f"{name} has {new_ones}, for which the model has no weights, and "
+                f"{gone_ones or 'some converted weights'} of the replaced modules "
                 f"went nowhere. The new ones hold what the constructor gives. If they are meant to "
                 f"hold the old weights, use the old names or give a weight conversion."
             )
             found.append(Finding("PL301", "error", key, name, message))
         elif new:
             message = (
-                f"{name} has {_listed(new)}, for which the model has no weights: they hold what "
+                f"{name} has {new_ones}, for which the model has no weights: they hold what "
                 f"the constructor gives."
             )
             found.append(Finding("PL301", "warning", key, name, message))
         elif gone:
             message = (
-                f"{name} has no place for {_listed(gone)} of the replaced modules; their weights "
+                f"{name} has no place for {gone_ones} of the replaced modules; their weights "
                 f"are not used until the swap is undone."
             )
             found.append(Finding("PL301", "warning", key, name, message))
@@ -77,16 +80,18 @@ def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> 
 
 def frozen_findings(built: list[Built], filled: list[Filled]) -> list[Finding]:
     """Tell of parameters that a conversion made from frozen ones and from such as are trained."""
-    found = []
-    for key, name, places in _by_class(built):
-        mixed = sorted({n for i in places for n in filled[i].mixed})
-        if mixed:
-            message = (
-                f"{_listed(mixed)} of {name} was made from frozen weights and from such as require "
-                f"a gradient, and requires one as a whole."
-            )
-            found.append(Finding("PL306", "warning", key, name, message))
-    return found
+    return [
+        Finding(
+            "PL306",
+            "warning",
+            key,
+            name,
+            f"{listed(sorted(mixed), _SHOWN)} of {name} was made from frozen weights and from such "
+            f"as require a gradient, and requires one as a whole.",
+        )
+        for key, name, (mixed,) in _by_class(built, [f.mixed for f in filled])
+        if mixed
+    ]
 
 
 def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
@@ -140,19 +145,18 @@ def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
 def part_findings(built: list[Built], parts: list[Parts]) -> list[Finding]:
     """Tell of parts that had been changed in the live model: kept as they are, or lost."""
     found = []
-    for key, name, places in _by_class(built):
-        kept = [path for i in places for path in parts[i].kept]
-        lost = [phrase for i in places for phrase in parts[i].lost]
+    of_parts = [p.kept for p in parts], [p.lost for p in parts]
+    for key, name, (kept, lost) in _by_class(built, *of_parts):
         if kept:
             message = (
-                f"{name} keeps {_listed(kept)} of the modules in whose place it is: they were "
+                f"{name} keeps {listed(kept, _SHOWN)} of the modules in whose place it is: they were "
                 f"changed after the model was built (an earlier swap, an adapter, a "
                 f"parametrization), and the very same objects are used on."
             )
             found.append(Finding("PL306", "info", key, name, message))
         if lost:
             message = (
-                f"{_listed(lost)} was put there after the model was built, and {name} has a part "
+                f"{listed(lost, _SHOWN)} was put there after the model was built, and {name} has a part "
                 f"of its own in that place: what was there is not used until the swap is undone."
             )
             found.append(Finding("PL306", "warning", key, name, message))
@@ -161,16 +165,18 @@ def part_findings(built: list[Built], parts: list[Parts]) -> list[Finding]:
 
 def left_findings(built: list[Built], left: dict[int, list[str]]) -> list[Finding]:
     """Tell of hooks and the like that could not follow to a new module."""
-    found = []
-    for key, name, places in _by_class(built):
-        phrases = [phrase for i in places for phrase in left.get(i, ())]
-        if phrases:
-            message = (
-                f"{_listed(phrases)} did not follow to {name}, and "
-                f"{'does' if len(phrases) == 1 else 'do'} not run until the swap is undone."
-            )
-            found.append(Finding("PL306", "warning", key, name, message))
-    return found
+    return [
+        Finding(
+            "PL306",
+            "warning",
+            key,
+            name,
+            f"{listed(phrases, _SHOWN)} did not follow to {name}, and "
+            f"{'does' if len(phrases) == 1 else 'do'} not run until the swap is undone.",
+        )
+        for key, name, (phrases,) in _by_class(built, [left.get(i, ()) for i in range(len(built))])
+        if phrases
+    ]
 
 
 def optimizer_findings(built: list[Built]) -> list[Finding]:
@@ -191,10 +197,11 @@ def optimizer_findings(built: list[Built]) -> list[Finding]:
     classes = {torch.optim.Optimizer, *subclasses_of(torch.optim.Optimizer)}
     for candidate in [found for found in gc.get_objects() if type(found) in classes]:
         groups = getattr(candidate, "param_groups", [])
-        stale = [gone[id(p)] for g in groups for p in g["params"] if id(p) in gone]
+        held_still = (gone[id(p)] for g in groups for p in g["params"] if id(p) in gone)
+        stale = list(dict.fromkeys(held_still))
         if stale:
             message = (
-                f"a {type(candidate).__name__} holds {_listed(stale)}, which the model does not "
+                f"a {type(candidate).__name__} holds {listed(stale, _SHOWN)}, which the model does not "
                 f"use after the swap, and not the parameters in their place. Make the optimizer "
                 f"after the swap."
             )
@@ -224,17 +231,18 @@ def conversion_findings(model: nn.Module, conversions: Conversions) -> list[Find
     ]
 
 
-def _by_class(built: list[Built]) -> list[tuple[str, str, list[int]]]:
-    """Group sites by rule and replacement class."""
+def _by_class(
+    built: list[Built], *told: Sequence[Iterable[str]]
+) -> Iterator[tuple[str, str, list[list[str]]]]:
+    """Yield, by rule and replacement class, what is told of its sites, each thing once.
+
+    Args:
+        built: The new modules.
+        told: For each kind of thing, a sequence as long as `built`.
+    """
     groups: dict[tuple[str, str], list[int]] = {}
     for i, item in enumerate(built):
         rule = item.site.rule
         groups.setdefault((rule.key, rule.replacement.__name__), []).append(i)
-    return [(key, name, places) for (key, name), places in groups.items()]
-
-
-def _listed(names: Iterable[str], limit: int = 4) -> str:
-    names = list(dict.fromkeys(names))
-    if len(names) > limit:
-        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    for (key, name), places in groups.items():
+        yield key, name, [list(dict.fromkeys(n for i in places for n in kind[i])) for kind in told]

@@ -54,7 +54,7 @@ def carry_state(built: Built, live: frozenset[int] = frozenset()) -> list[str]:
         if id(new) in live:
             continue
         old = old_parts.get(path)
-        _set_training(new, path, built.module, old, old_parts)
+        _set_training(new, path, old, old_parts)
         _share_configs(new, old, built.skeleton)
         if old is not None and id(old) not in inside:
             left += [f"{what} of {_named(built, path)}" for what in _carry_hooks(old, new)]
@@ -92,11 +92,7 @@ def shared_parts(
 
 
 def _set_training(
-    new: nn.Module,
-    path: str,
-    root: nn.Module,
-    old: nn.Module | None,
-    old_parts: dict[str, nn.Module],
+    new: nn.Module, path: str, old: nn.Module | None, old_parts: dict[str, nn.Module]
 ) -> None:
     if old is None:
         parent = path

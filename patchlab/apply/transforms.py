@@ -42,13 +42,11 @@ class Carried:
         made: Key in the model → tensor.
         unexpected: Keys of the checkpoint with no place in the model → the name they came to.
         failed: Key in the model whose converter raised → the error.
-        failed_sources: Keys of the checkpoint that such a converter was given.
     """
 
     made: dict[str, Made]
     unexpected: dict[str, str]
     failed: dict[str, Exception]
-    failed_sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,14 +106,12 @@ def carry_forward(
             group.tensors.setdefault(pattern, []).append(tensors[key])
             group.sources.append(key)
     failed: dict[str, Exception] = {}
-    lost: list[str] = []
     for name, group in groups.items():
         sources = tuple(group.sources)
         try:
             results = run_converter(group.converter, name, group.tensors, model)
         except Exception as error:  # noqa: BLE001  (users' operations; noted, and told by callers)
             failed[name] = error
-            lost.extend(sources)
             continue
         for target, tensor in results.items():
             if target in state:
@@ -123,7 +119,7 @@ def carry_forward(
             else:
                 # A load asks the model for such a name, and raises.
                 failed[target] = LookupError(f"it also makes {target!r}, which the model has not")
-    return Carried(made, unexpected, failed, tuple(lost))
+    return Carried(made, unexpected, failed)
 
 
 def run_converter(

@@ -115,8 +115,8 @@ def check_key(key: Any) -> str:
         ) from error
     except (RecursionError, OverflowError) as error:
         raise MappingError(
-            f"key {key!r} is too deep for a regular expression: {error}. Write several "
-            f"shorter keys."
+            f"key {key!r} is too much for a regular expression: {error}. Write several shorter "
+            f"keys."
         ) from error
     if _GLOB.match(key) and "*" in key and ".*" not in key:
         raise MappingError(

@@ -227,7 +227,11 @@ def build_catalog(root: Path, *, progress: bool = False) -> Catalog:
 
 
 def installed_version(root: Path) -> str:
-    """Return the version of a package folder, read and not imported."""
+    """Return the version of a package folder, read and not imported.
+
+    Raises:
+        CatalogError: The folder has no `__init__.py` that can be read.
+    """
     try:
         head = (root / "__init__.py").read_text(encoding="utf-8")[:4000]
     except OSError as error:

@@ -194,7 +194,7 @@ def _key_answer(told: Answer, target: Target | None) -> Answer:
     numbers = matched_numbers(alone, catalog)
     types = {catalog.model_type(number) for number in numbers} - {""}
     parts.append(
-        f"{count(len(numbers), 'class', 'classes')} in {count(len(types), 'architecture')}"
+        f"{count(len(numbers), 'class', 'classes')} in {count(len(types), 'model type')}"
     )
     told = replace(told, matches=SEPARATOR.join(parts), here=here)
     if target is None:

@@ -25,6 +25,7 @@ from patchlab.notebook.form_checks import Answer, Question, Target, class_part, 
 from patchlab.notebook.form_style import code_html, style_html, verdict_html
 from patchlab.notebook.forms import PatchForm
 from patchlab.notebook.patches_line import Registered
+from patchlab.notebook.tree_views import preview_line
 from patchlab.notebook.tree_widget import TreeWidget
 from patchlab.plan.explain import finding_lines, finding_remarks
 from patchlab.plan.findings import Finding
@@ -318,10 +319,7 @@ def _verdict(told: Answer, target: Target | None, swaps: list[_Applied]) -> tupl
         done = count(sum(applied.counts.values()), "module")
         return "ok", "applied", f"**{done}** replaced in **{name}**, until Undo"
     if told.preview is not None:
-        counts = told.preview.counts
-        rules = count(sum(number > 0 for number in counts.values()), "rule")
-        done = count(sum(counts.values()), "module")
-        return tone, pill, f"**{done}** replaced by {rules} in **{name}** · {size}"
+        return tone, pill, preview_line(told.preview)
     if told.matches:
         return tone, pill, f"**{count(told.here, 'module')}** matched in **{name}** · {size}"
     return tone, pill, f"**{name}** · {size}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from patchlab.errors import FindingsError, PatchlabWarning
-from patchlab.plan.explain import finding_lines
+from patchlab.errors import PatchlabWarning
+from patchlab.plan.explain import raise_errors
 
 if TYPE_CHECKING:
     from patchlab.apply.swap import Swap
@@ -59,8 +59,7 @@ class SwapForCell(AbstractContextManager[Any]):
             self._swap = swap(*self._arguments, conversions=self._conversions)
         if self._strict and not self._swap.ok:
             self._swap.undo()
-            errors = [f for f in self._swap.findings if f.severity == "error"]
-            raise FindingsError("\n".join(["the cell was not run:", *finding_lines(errors)]))
+            raise_errors("the cell was not run:", self._swap.findings)
         return self._swap
 
     def __exit__(self, *exc_info: Any) -> None:

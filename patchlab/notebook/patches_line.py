@@ -29,9 +29,9 @@ class Registered(Shown):
         return Table(
             columns=(
                 Column("Key", mono=True),
-                Column("Class", mono=True),
+                Column("Replacement", mono=True),
                 Column("Registered by"),
-                Column("At"),
+                Column("When"),
             ),
             rows=tuple(
                 Row(

@@ -18,7 +18,7 @@ import traitlets
 from patchlab.errors import RoutingError
 from patchlab.notebook.closing import close_looks
 from patchlab.render.rows import Table
-from patchlab.routing.agreement import RoutingAgreement
+from patchlab.routing.agreement import RoutingAgreement, paired_rows, partners
 from patchlab.routing.trace import LIVE, RoutingTrace
 
 __all__ = ["RoutingWidget"]
@@ -96,8 +96,7 @@ class RoutingWidget(anywidget.AnyWidget):
             }
             self.experts = _packed(trace, first, shown)
             if agreement is not None and other is not None:
-                partners = [other.layers[trace.layers.index(fqn)] for fqn in first]
-                self.other_experts = _packed(other, partners, shown)
+                self.other_experts = _packed(trace, first, shown, other)
 
     def close(self) -> None:
         """Close the widget with its layout."""
@@ -139,12 +138,25 @@ def _main_routers(trace: RoutingTrace) -> list[str]:
     return [router.fqn for router in trace.routers if router.tokens == tokens]
 
 
-def _packed(trace: RoutingTrace, routers: Sequence[str], tokens: int) -> bytes:
-    """Pack experts as little-endian int16 `(routers, tokens, top_k)`, -1 where there is none."""
+def _packed(
+    trace: RoutingTrace, routers: Sequence[str], tokens: int, other: RoutingTrace | None = None
+) -> bytes:
+    """Pack experts as little-endian int16 `(routers, tokens, top_k)`, -1 where there is none.
+
+    With another trace, its experts, each under the token of the first trace that it belongs to.
+    """
     packed = torch.full((len(routers), tokens, trace.top_k), LIVE, dtype=torch.int16)
+    names = {} if other is None else partners(trace, other)
     for row, fqn in enumerate(routers):
-        index = trace.indices[fqn][:tokens]
-        packed[row, : len(index), : index.shape[1]] = index.to(torch.int16)
+        index = trace.indices[fqn].to(torch.int16)
+        if other is not None:
+            # A step may have one token more in each sequence than the generation it follows.
+            rows, theirs = paired_rows(trace, other, fqn, names[fqn])
+            own = other.indices[names[fqn]].to(torch.int16)
+            index = torch.full((len(index), own.shape[1]), LIVE, dtype=torch.int16)
+            index[rows] = own[theirs]
+        index = index[:tokens]
+        packed[row, : len(index), : index.shape[1]] = index
     return packed.numpy().astype("<i2").tobytes()
 
 

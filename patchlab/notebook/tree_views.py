@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from patchlab.notebook.tree_widget import TreeWidget
     from patchlab.verify.preview import Preview
 
-__all__ = ["hide_widgets", "show_widgets", "widget_for"]
+__all__ = ["hide_widgets", "preview_line", "show_widgets", "widget_for"]
 
 
 def widget_for(value: Any) -> TreeWidget | RoutingWidget | None:
@@ -58,19 +58,25 @@ def hide_widgets() -> None:
         rich_views.remove(_view)
 
 
+def preview_line(preview: Preview) -> str:
+    """Say in a line what a preview replaces; what stands between asterisks is to be bold."""
+    counts, before = preview.counts, preview.before
+    used = sum(number > 0 for number in counts.values())
+    return (
+        f"**{count(sum(counts.values()), 'module')}** replaced by {count(used, 'rule')} in "
+        f"**{before.root.class_name}** · {count(len(before), 'module')} · "
+        f"{human(before.num_parameters)} parameters"
+    )
+
+
 def _preview_widget(preview: Preview) -> TreeWidget:
     from patchlab.notebook.tree_marks import preview_marks
     from patchlab.notebook.tree_widget import TreeWidget
 
-    counts = preview.counts
-    used = sum(number > 0 for number in counts.values())
-    verdict = (
-        f"**{count(sum(counts.values()), 'module')}** replaced by {count(used, 'rule')} in "
-        f"**{preview.before.root.class_name}** · {count(len(preview.before), 'module')} · "
-        f"{human(preview.before.num_parameters)} parameters"
-    )
     tree = preview.before if preview.diff is None else None
-    widget = TreeWidget(tree, diff=preview.diff, findings=preview.findings, verdict=verdict)
+    widget = TreeWidget(
+        tree, diff=preview.diff, findings=preview.findings, verdict=preview_line(preview)
+    )
     found = preview_marks(preview)
     known = widget.known(found.marks)
     widget.set_highlight(known, reasons=found.reasons)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 
-from patchlab.errors import UnknownCodeError
+from patchlab.errors import FindingsError, UnknownCodeError
 from patchlab.plan.findings import TITLES, Finding
 from patchlab.render.markdown import markdown_html
 from patchlab.render.rows import Column, Remark, Row, Table
@@ -141,6 +141,21 @@ def finding_lines(findings: Iterable[Finding], *, severity: bool = False) -> tup
     if not told:
         return ()
     return (*(f"{f.severity}: {f}" if severity else str(f) for f in told), _pointer(told[0].code))
+
+
+def raise_errors(verdict: str, findings: Iterable[Finding]) -> None:
+    """Raise what is wrong if a finding is an error.
+
+    Args:
+        verdict: The first line of the message: what was looked at.
+        findings: Of any severity.
+
+    Raises:
+        FindingsError: There are errors; the message has them all.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise FindingsError("\n".join([verdict, *finding_lines(errors)]))
 
 
 def finding_remarks(findings: Iterable[Finding]) -> tuple[Remark | str, ...]:

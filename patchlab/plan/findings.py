@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from patchlab.errors import UnknownCodeError
+
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
@@ -25,7 +27,7 @@ TITLES: dict[str, str] = {
     "PL107": "swallows unmatched modules",
     "PL108": "several roles or signatures under one rule",
     "PL109": "only forward differs",
-    "PL110": "other architectures",
+    "PL110": "other model types",
     "PL201": "constructor does not bind",
     "PL202": "forward argument lost or renamed",
     "PL203": "number of return values",
@@ -66,7 +68,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.code not in TITLES:
-            raise ValueError(f"unknown finding code {self.code!r}; the known ones are in TITLES.")
+            raise UnknownCodeError(f"{self.code!r} is no finding code; the codes are in TITLES.")
         if self.severity not in SEVERITIES:
             raise ValueError(f"severity {self.severity!r} is none of {', '.join(SEVERITIES)}.")
 

@@ -183,7 +183,7 @@ def other_architectures(evidence: Evidence) -> Iterator[Finding]:
                 rule.key,
                 rule.key,
                 f"key {rule.key!r} matches {count(len(fits), 'class', 'classes')} in all, in "
-                f"{count(len(others), 'other architecture')} too: once registered, it changes "
+                f"{count(len(others), 'other model type')} too: once registered, it changes "
                 f"those models as well. A scope holds for its block alone.",
             )
 

@@ -224,7 +224,7 @@ class Survey(Shown):
         return f"{where}: {rules} · {classes} in {types} · {containers}"
 
 
-def survey(mapping: Any, *, catalog: Catalog | None = None, progress: bool = True) -> Survey:
+def survey(mapping: Any, *, progress: bool = True) -> Survey:
     """Say what a mapping would replace in every architecture of the installed transformers.
 
     Nothing is imported and nothing built. The first survey of an installation reads its source,
@@ -232,7 +232,6 @@ def survey(mapping: Any, *, catalog: Catalog | None = None, progress: bool = Tru
 
     Args:
         mapping: A dict from key to replacement class, a `PatchMapping`, one key, or several keys.
-        catalog: The classes to look at; the installed transformers if None.
         progress: Whether to show a bar on standard error while the source is read.
 
     Raises:
@@ -240,7 +239,7 @@ def survey(mapping: Any, *, catalog: Catalog | None = None, progress: bool = Tru
         CatalogError: The installed transformers could not be read.
     """
     rules = _mapping_of(mapping)
-    known = load_catalog(progress=progress) if catalog is None else catalog
+    known = load_catalog(progress=progress)
     containers = {found.full_name: found for found in find_containers(rules, known)}
     order = {rule.key: place for place, rule in enumerate(rules)}
     rows = []

@@ -124,7 +124,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def agreement_of(first: RoutingTrace, second: RoutingTrace) -> RoutingAgreement:
-    """Compare two traces token by token; see `RoutingTrace.agreement`."""
+    """Compare two traces token by token; see `RoutingTrace.agreement`.
+
+    Raises:
+        RoutingError: `second` is no trace, one of them has no tokens, or they are of other routers
+            or tokens.
+    """
     if not isinstance(second, RoutingTrace):
         raise RoutingError(
             f"a trace agrees with another one, not with a {type(second).__name__}. Of an engine's "
@@ -135,18 +140,12 @@ def agreement_of(first: RoutingTrace, second: RoutingTrace) -> RoutingAgreement:
             raise RoutingError(
                 f"{which} trace has no tokens: no forward ran while it was recorded."
             )
-    ours, theirs = tails(first.layers), tails(second.layers)
-    names = {theirs[fqn]: fqn for fqn in second.layers}
-    if set(names) != set(ours.values()):
-        raise RoutingError(
-            f"the traces are of other routers: {len(ours)} ({first.layers[0]} …) and {len(theirs)} "
-            f"({second.layers[0]} …)."
-        )
+    names = partners(first, second)
     layers, differing = [], []
     one, other = first.indices, second.indices
     for router in first.routers:
-        partner = names[ours[router.fqn]]
-        rows, partner_rows = _pairs(first, second, router.fqn, partner)
+        partner = names[router.fqn]
+        rows, partner_rows = paired_rows(first, second, router.fqn, partner)
         a, b = one[router.fqn][rows].long(), other[partner][partner_rows].long()
         if a.shape != b.shape:
             raise RoutingError(
@@ -177,10 +176,30 @@ def _by_token(differing: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return tuple(torch.where((stacked < 0).any(dim=0), -1, number).tolist())
 
 
-def _pairs(
+def partners(first: RoutingTrace, second: RoutingTrace) -> dict[str, str]:
+    """Return, by router of the first trace, the same router in the second.
+
+    Raises:
+        RoutingError: The traces are of other routers.
+    """
+    ours, theirs = tails(first.layers), tails(second.layers)
+    names = {theirs[fqn]: fqn for fqn in second.layers}
+    if set(names) != set(ours.values()):
+        raise RoutingError(
+            f"the traces are of other routers: {len(ours)} ({first.layers[0]} …) and {len(theirs)} "
+            f"({second.layers[0]} …)."
+        )
+    return {fqn: names[tail] for fqn, tail in ours.items()}
+
+
+def paired_rows(
     first: RoutingTrace, second: RoutingTrace, fqn: str, partner: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of the tokens that both traces have, sequence by sequence."""
+    """Return the rows of the tokens that both traces have, sequence by sequence.
+
+    Raises:
+        RoutingError: The traces are of other tokens.
+    """
     ours, theirs = first.rows_by_sequence(fqn), second.rows_by_sequence(partner)
     if len(ours) != len(theirs):
         # One of them came as rows without sequences.

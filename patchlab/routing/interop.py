@@ -25,7 +25,11 @@ from patchlab.routing.trace import LIVE, Routes, RoutingTrace, TokenBlock, small
 
 
 def trace_of_any(model: nn.Module, routes: Any) -> RoutingTrace:
-    """Make a trace of a list of tensors, one for each router, or of an array as vLLM gives it."""
+    """Make a trace of a list of tensors, one for each router, or of an array as vLLM gives it.
+
+    Raises:
+        RoutingError: It is neither, or no trace can be made of it.
+    """
     if isinstance(routes, torch.Tensor | np.ndarray):
         return trace_of_arrays(model, routes)
     if isinstance(routes, Sequence) and not isinstance(routes, str | bytes):
@@ -93,7 +97,10 @@ def trace_of_arrays(model: nn.Module, array: Any, *, prompt: Any = None) -> Rout
     requests = list(array) if isinstance(array, list | tuple) else [array]
     prompts = list(prompt) if isinstance(prompt, list | tuple) else [prompt] * len(requests)
     if len(prompts) != len(requests):
-        raise RoutingError(f"{len(prompts)} prompt arrays for {len(requests)} requests.")
+        raise RoutingError(
+            f"{len(prompts)} prompt arrays for {len(requests)} requests. Give one for each request, "
+            f"None for one whose array has its prompt."
+        )
     if not requests:
         raise RoutingError("an empty list of arrays: there is no request whose routes to take.")
     sites = _one_per_layer(find_routers(model))
@@ -169,6 +176,10 @@ def trace_of_batch(model: nn.Module, array: Any, attention_mask: Any = None) -> 
         model: The model that will replay it.
         array: Array or tensor of any integer type.
         attention_mask: `(batch, length)`, 0 on padding, whose entries are then not looked at.
+
+    Raises:
+        RoutingError: The shape is not that of this model or of the mask, or no router could choose
+            so.
     """
     experts = _integers(array, "routes")
     if experts.dim() != 4:
@@ -184,7 +195,8 @@ def trace_of_batch(model: nn.Module, array: Any, attention_mask: Any = None) -> 
         if tuple(mask.shape) != (batch_size, length):
             raise RoutingError(
                 f"attention_mask of shape {tuple(mask.shape)} for routes of {batch_size} × "
-                f"{length} tokens."
+                f"{length} tokens. Give the mask of the batch that the routes are of, or None if "
+                f"nothing is padded."
             )
         layers = layers.masked_fill(~mask.reshape(-1, 1, 1), LIVE)
         real = None if bool(mask.all()) else mask
@@ -197,7 +209,12 @@ def trace_of_batch(model: nn.Module, array: Any, attention_mask: Any = None) -> 
 
 
 def array_of_trace(trace: RoutingTrace, *, dense: bool) -> np.ndarray[Any, Any]:
-    """Return the one sequence of a trace as `(num_tokens, layers, top_k)`; see `to_vllm`."""
+    """Return the one sequence of a trace as `(num_tokens, layers, top_k)`; see `to_vllm`.
+
+    Raises:
+        RoutingError: The trace has no or several sequences, or its routers do not make one array;
+            or `dense` is asked for and a token has no route.
+    """
     experts = _stacked(trace, "one sequence is one array; take each with trace.sequence(number)")
     if not dense:
         return experts.to(torch.int16).numpy()
@@ -217,7 +234,11 @@ def array_of_trace(trace: RoutingTrace, *, dense: bool) -> np.ndarray[Any, Any]:
 
 
 def sglang_of_trace(trace: RoutingTrace) -> str:
-    """Return the one sequence of a trace as base64 of int32, dense layers as zeros."""
+    """Return the one sequence of a trace as base64 of int32, dense layers as zeros.
+
+    Raises:
+        RoutingError: As `array_of_trace` with dense layers.
+    """
     return base64.b64encode(array_of_trace(trace, dense=True).astype("<i4").tobytes()).decode()
 
 
@@ -225,6 +246,9 @@ def batch_of_trace(trace: RoutingTrace) -> torch.Tensor:
     """Return a trace as int16 `(batch, length, layers with a router, top_k)`, -1 on padding.
 
     Sequences shorter than the longest are padded on the right.
+
+    Raises:
+        RoutingError: The trace has no sequences, or its routers do not make one array.
     """
     experts = _stacked(trace, None).to(torch.int16)
     blocks = trace.blocks[trace.routers[0].tokens]

@@ -214,7 +214,11 @@ def find_routers(model: nn.Module, *, side_towers: bool = False) -> tuple[Router
 def routers_among(
     modules: Mapping[str, nn.Module], *, side_towers: bool = False
 ) -> tuple[RouterSite, ...]:
-    """Find the routers among the modules of a model; see `find_routers`."""
+    """Find the routers among the modules of a model; see `find_routers`.
+
+    Raises:
+        RoutingError: There is none; or one does not say how many experts it chooses.
+    """
     from transformers import PreTrainedModel
 
     # Asked once for each class: a model has hundreds of modules and a dozen classes.

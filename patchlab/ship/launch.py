@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from patchlab.apply.hooks import hold
 from patchlab.errors import LaunchError
@@ -66,7 +66,7 @@ class Command:
     quiet: bool = False
 
 
-def prepare(command: Command, *, stream: TextIO | None = None) -> Callable[[], None]:
+def prepare(command: Command) -> Callable[[], None]:
     """Register the patch files in this process, compare the ranks, and return what runs the script.
 
     What is returned changes the process for good, as starting Python with the script would:
@@ -75,7 +75,6 @@ def prepare(command: Command, *, stream: TextIO | None = None) -> Callable[[], N
 
     Args:
         command: What to run.
-        stream: Where the status line goes; standard error if None.
 
     Raises:
         LaunchError: A patch file cannot be registered, there is no such script or module, or the
@@ -87,7 +86,7 @@ def prepare(command: Command, *, stream: TextIO | None = None) -> Callable[[], N
     # in dispatch dicts, too.
     hold(_HOLDER)
     if not command.quiet:
-        print(f"patchlab: {rank_status()}", file=stream or sys.stderr, flush=True)
+        print(f"patchlab: {rank_status()}", file=sys.stderr, flush=True)
     # Ranks that a launcher's store has shown to be equal need not be compared again.
     checked = check_ranks_of_agent() is not None
 
@@ -186,7 +185,7 @@ def parse(arguments: Sequence[str]) -> Command:
             quiet = True
         elif word == "-m":
             if not rest:
-                raise LaunchError("-m needs the name of a module.")
+                raise LaunchError("-m needs the name of a module, such as -m package.train.")
             return _command(patches, rest, quiet, is_module=True)
         elif word == "--":
             return _command(patches, rest, quiet)

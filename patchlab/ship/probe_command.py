@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from patchlab.errors import LaunchError, TargetError
+from patchlab.plan.wording import listed
 from patchlab.ship.probe import TOLERANCE, ParallelProbe, probe_parallel
+
+_PLAN = """Give auto, or such as '{"model.layers.*.mlp.up_proj": "colwise"}'."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -23,7 +27,11 @@ def main(words: Sequence[str]) -> int:
     import transformers
 
     if options.model_type not in (None, *transformers.CONFIG_MAPPING):
-        raise TargetError(f"transformers has no model type {options.model_type!r}.")
+        near = difflib.get_close_matches(options.model_type, transformers.CONFIG_MAPPING, n=3)
+        raise TargetError(
+            f"transformers {transformers.__version__} has no model type {options.model_type!r}. "
+            f"{f'Near: {listed(near)}.' if near else 'Give one such as llama, or --config.'}"
+        )
     log: Any = transformers.utils.logging
     verbosity = log.get_verbosity()
     # What a shrunken config makes transformers warn of is no concern.
@@ -75,7 +83,9 @@ def _plan(text: str) -> Any:
         written = path.read_text(encoding="utf-8") if not text.lstrip().startswith("{") else text
         plan = json.loads(written)
     except (OSError, ValueError) as error:
-        raise LaunchError(f"--tp-plan {text!r} is no auto, JSON or JSON file: {error}") from error
+        raise LaunchError(
+            f"--tp-plan {text!r} is no auto, JSON or JSON file: {error}. {_PLAN}"
+        ) from error
     if not isinstance(plan, dict) or not all(isinstance(style, str) for style in plan.values()):
-        raise LaunchError(f"--tp-plan {text!r} is no dict of module name → style.")
+        raise LaunchError(f"--tp-plan {text!r} is no dict of module name → style. {_PLAN}")
     return plan

@@ -36,8 +36,6 @@ from patchlab.ship.patch_file import registered_files
 dist: Any = torch.distributed
 TIMEOUT = datetime.timedelta(seconds=300)
 _LIBRARIES = ("torch", "transformers", "builtins")
-# As torchrun, accelerate and most launchers set them, with what holds where they are not set.
-_VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1))
 _round = 0
 
 
@@ -146,6 +144,9 @@ def checked_when_initialized() -> Iterator[None]:
     The three names under which `init_process_group` is called are bound to a function that does so;
     they have torch's own again after that, and when the block ends.
     """
+    if not dist.is_available():
+        yield
+        return
     import torch.distributed.device_mesh as device_mesh
     import torch.distributed.distributed_c10d as distributed
 

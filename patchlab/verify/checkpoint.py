@@ -17,13 +17,14 @@ from patchlab._upstream import weight_transforms
 from patchlab.apply.construct import Frame
 from patchlab.apply.constructing import under
 from patchlab.apply.conversions import check_conversions
-from patchlab.errors import CheckpointError, FindingsError, TargetError
+from patchlab.errors import CheckpointError, TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.skeleton import model_builder
-from patchlab.plan.explain import finding_lines, finding_remarks
+from patchlab.plan.explain import finding_remarks, raise_errors
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.plan import Replacement, grouped
+from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table, Tone
 from patchlab.render.shown import Shown
 from patchlab.verify.checkpoint_files import StoredCheckpoint, read_checkpoint
@@ -110,28 +111,25 @@ class CheckpointReport(Shown):
         Raises:
             FindingsError: There are errors; the message has them all.
         """
-        errors = [finding for finding in self.findings if finding.severity == "error"]
-        if errors:
-            raise FindingsError("\n".join([self.verdict, *finding_lines(errors)]))
+        raise_errors(self.verdict, self.findings)
         return self
 
     @property
     def verdict(self) -> str:
         """The result in a line."""
-        files = f"{self.num_files} file{'s' * (self.num_files != 1)}"
-        tensors = f"{self.num_keys:,} tensor{'s' * (self.num_keys != 1)}"
+        tensors, files = count(self.num_keys, "tensor"), count(self.num_files, "file")
         parts = [f"{self.class_name}: {tensors} in {files}"]
-        counts = {
+        odd = {
             "missing": len(self.missing),
             "unexpected": len(self.unexpected),
             "mismatched": len(self.mismatched),
         }
-        parts += [f"{count:,} {word}" for word, count in counts.items() if count]
-        if all(not count for count in counts.values()):
+        parts += [f"{number:,} {word}" for word, number in odd.items() if number]
+        if not any(odd.values()):
             parts.append("every key has its place")
         wrong = sum(not reversal.ok for reversal in self.reversals)
         if wrong:
-            parts.append(f"{wrong} conversion{'s' * (wrong != 1)} would save corrupt weights")
+            parts.append(f"{count(wrong, 'conversion')} would save corrupt weights")
         elif self.reversals:
             parts.append("all conversions reverse")
         return " · ".join(parts)
@@ -223,7 +221,7 @@ def check_checkpoint(
                 f"the patched model cannot be built: {type(error).__name__}: {error}. "
                 f"patchlab.preview says more."
             ) from error
-        return _report(model, stored, rules, frame)
+        return _report(model, stored, frame)
 
     return under(frame, work)
 
@@ -240,9 +238,7 @@ def _unwrapped(target: Any) -> Any:
             return target
 
 
-def _report(
-    model: nn.Module, stored: StoredCheckpoint, rules: PatchMapping, frame: Frame
-) -> CheckpointReport:
+def _report(model: nn.Module, stored: StoredCheckpoint, frame: Frame) -> CheckpointReport:
     transforms = weight_transforms(model)
     loading = plan_loading(model, stored.tensors, transforms)
     reversals = check_reversals(model, stored.tensors, loading, transforms)
@@ -252,7 +248,7 @@ def _report(
         *key_findings(loading, classes),
         *class_findings(classes, model),
         *constant_findings(classes),
-        *reversal_findings(reversals, frame.conversions, model),
+        *reversal_findings(reversals),
         *conversion_findings(model, stored.tensors, loading, transforms, frame.conversions),
     ]
     return CheckpointReport(

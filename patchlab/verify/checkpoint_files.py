@@ -126,7 +126,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             start = file.read(8)
             if len(start) < 8:
-                raise CheckpointError(f"{path} is no safetensors file: it has {len(start)} bytes.")
+                raise CheckpointError(
+                    f"{path} is no safetensors file: it has {len(start)} bytes. Fetch it again."
+                )
             (length,) = struct.unpack("<Q", start)
             size = path.stat().st_size
             if length > min(size - 8, _MAX_HEADER):

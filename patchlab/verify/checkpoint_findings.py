@@ -17,6 +17,7 @@ from patchlab._upstream import (
 from patchlab.apply.initializers import METHOD
 from patchlab.apply.transforms import carry_forward, signature
 from patchlab.plan.findings import Finding, Severity
+from patchlab.plan.wording import listed
 from patchlab.verify.checkpoint_files import StoredTensor
 from patchlab.verify.checkpoint_keys import Loading, meta_tensor
 from patchlab.verify.reversibility import Reversal
@@ -179,9 +180,7 @@ def constant_findings(classes: Iterable[ClassWeights]) -> list[Finding]:
     ]
 
 
-def reversal_findings(
-    reversals: list[tuple[Any, Reversal]], conversions: Mapping[str, list[Any]], model: nn.Module
-) -> list[Finding]:
+def reversal_findings(reversals: list[tuple[Any, Reversal]]) -> list[Finding]:
     """Tell of conversions whose reverse does not give back what was loaded."""
     shipped = {
         signature(transform)
@@ -290,9 +289,8 @@ def _lost(
     ]
 
 
-def _listed(keys: Iterable[str], limit: int = 3) -> str:
+def _listed(keys: Iterable[str]) -> str:
     """List keys, those of different layers as one."""
-    keys = list(keys)
     kinds: dict[str, list[str]] = {}
     for key in keys:
         kinds.setdefault(_NUMBER.sub("*", key), []).append(key)
@@ -300,10 +298,7 @@ def _listed(keys: Iterable[str], limit: int = 3) -> str:
         members[0] if len(members) == 1 else f"{kind} ({len(members)})"
         for kind, members in kinds.items()
     ]
-    more = len(shown) - limit
-    if more > 0:
-        return f"{', '.join(shown[:limit])} and {more} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+    return listed(shown)
 
 
 def _are(keys: Iterable[str]) -> str:

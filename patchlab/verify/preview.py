@@ -15,7 +15,7 @@ from torch import nn
 
 from patchlab._upstream import is_transformers_name
 from patchlab.apply.conversions import check_conversions
-from patchlab.errors import FindingsError, TargetError
+from patchlab.errors import TargetError
 from patchlab.mapping.matching import explain_match
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
@@ -25,7 +25,7 @@ from patchlab.model.skeleton import model_builder, without_scopes
 from patchlab.model.tree import ModuleTree, module_tree
 from patchlab.plan.analyses import judge
 from patchlab.plan.evidence import Evidence, ForwardCall
-from patchlab.plan.explain import finding_lines, finding_remarks
+from patchlab.plan.explain import finding_remarks, raise_errors
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import PatchPlan, Replacement, grouped
 from patchlab.plan.wording import needs_values
@@ -101,9 +101,7 @@ class Preview(Shown):
         Raises:
             FindingsError: There are errors; the message has them all.
         """
-        errors = [finding for finding in self.findings if finding.severity == "error"]
-        if errors:
-            raise FindingsError("\n".join([self.verdict, *finding_lines(errors)]))
+        raise_errors(self.verdict, self.findings)
         return self
 
     @property

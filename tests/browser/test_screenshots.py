@@ -54,7 +54,7 @@ def words(text):
     """Return the lines of a page without what differs between versions of transformers."""
     plain = re.sub(r"\(config.*\)", "(…)", text)
     plain = re.sub(r"(?<=class): .* and \d+ more\.", ": ….", plain)
-    plain = re.sub(r"\d+ (classes|names|other|in all|architectures)", r"# \1", plain)
+    plain = re.sub(r"\d+ (classes|names|other|in all|model types)", r"# \1", plain)
     return [line for line in (" ".join(line.split()) for line in plain.splitlines()) if line]
 
 
@@ -131,5 +131,5 @@ def test_a_picture_of_something_else_is_told(panel):
 
     assert "container" in said
     assert words(said.replace("container", "kept")) != words(said)
-    assert words("784 classes in 443 architectures") == words("1 classes in 9 architectures")
+    assert words("784 classes in 443 model types") == words("1 classes in 9 model types")
     assert words("12 modules replaced") != words("6 modules replaced")

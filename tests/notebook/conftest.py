@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
-
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
+
+from tests.shells import fresh_shell
 
 
 @pytest.fixture
 def bare_shell():
     """A shell without patchlab's extension; the process is as it was when the test ends."""
-    kept = sys.displayhook, sys.excepthook, sys.modules["__main__"]
-    known = set(vars(builtins))
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    config.InteractiveShell.xmode = "Context"
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    if "patchlab" in shell.extension_manager.loaded:
-        shell.extension_manager.unload_extension("patchlab")
-    InteractiveShell.clear_instance()
-    sys.displayhook, sys.excepthook, sys.modules["__main__"] = kept
-    for name in set(vars(builtins)) - known:
-        delattr(builtins, name)
+    with fresh_shell() as shell:
+        yield shell
 
 
 @pytest.fixture

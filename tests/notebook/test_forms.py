@@ -15,6 +15,7 @@ from patchlab.errors import MappingError
 from patchlab.mapping.registry import OTHERS, registered_entries, registry_state
 from patchlab.notebook.form_rows import MOST_FINDINGS, finding_cards
 from patchlab.notebook.form_state import Step, undo_step
+from patchlab.notebook.form_style import finding_html
 from patchlab.notebook.forms import PatchForm
 from patchlab.plan.findings import Finding
 from tests.toys import CountingAttention, OtherMLP, SubMLP
@@ -147,9 +148,9 @@ def test_key_says_what_it_matches_everywhere(form):
     assert kind == "pattern"
     assert int(loaded.split()[0]) >= 3
     found = patchlab.survey(".*Attention")
-    assert everywhere == f"{len(found.rows)} classes in {len(found.model_types)} architectures"
+    assert everywhere == f"{len(found.rows)} classes in {len(found.model_types)} model types"
     form.key.value = "LlamaMLP"
-    assert form.answer.matches.endswith("1 class in 1 architecture")
+    assert form.answer.matches.endswith("1 class in 1 model type")
     assert form.answer.matches.startswith("exact name")
 
 
@@ -367,3 +368,14 @@ def test_closed_form_leaves_the_shell(shell):
     assert len(shell.events.callbacks["post_run_cell"]) == len(before) + 1
     form.close()
     assert shell.events.callbacks["post_run_cell"] == before
+
+
+def test_code_of_a_finding_opens_what_it_means():
+    finding = Finding("PL101", "error", "<key>", "", "holds <others>")
+
+    html = finding_html(finding)
+
+    assert html.startswith("<details><summary>")
+    assert "PL101 container" in html
+    assert patchlab.explain(finding).what in html
+    assert "holds &lt;others&gt;" in html

@@ -6,30 +6,9 @@ import re
 
 import pytest
 from IPython.core.error import UsageError
-from transformers import modeling_utils, monkey_patching
-from transformers.models.bert.modeling_bert import BertSelfAttention
 
 import patchlab
-from patchlab.render.shown import rich_views
-
-PATCHED = "%%patched ^BertSelfAttention$=MyAttention\n"
-BUILD = "model = BertModel(config)\n"
-SAID = "2 × BertSelfAttention → MyAttention · restored"
-
-
-def replaced(shell, name="model"):
-    """Count the modules of a model in the notebook that are instances of MyAttention."""
-    return sum(type(m).__name__ == "MyAttention" for m in shell.user_ns[name].modules())
-
-
-def assert_nothing_left(shell):
-    """What is built after a cell is not patched, and no scope is open."""
-    assert len(shell.magics_manager.registry["PatchMagics"].scopes) == 0
-    assert "__init__" not in vars(BertSelfAttention) or (
-        vars(BertSelfAttention)["__init__"].__qualname__ == "BertSelfAttention.__init__"
-    )
-    shell.run_cell("after = BertModel(config)").raise_error()
-    assert replaced(shell, "after") == 0
+from tests.notebook.patched_cells import BUILD, PATCHED, SAID, assert_nothing_left, replaced
 
 
 def test_models_built_in_the_cell_are_patched_and_those_after_it_are_not(shell, capsys):
@@ -291,6 +270,19 @@ def test_swap_that_cannot_be_is_a_usage_error_and_changes_nothing(shell, capsys)
     assert "ran" not in shell.user_ns
 
 
+def test_strict_swap_with_an_error_is_undone_and_its_cell_does_not_run(shell, capsys):
+    shell.run_cell(LOADED).raise_error()
+    line = "%%patched --strict --model model BertSelfOutput=MyAttention\n"
+
+    result = shell.run_cell(line + "ran = True")
+
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "the cell was not run:\nPL" in capsys.readouterr().err
+    assert "ran" not in shell.user_ns
+    same = "all(a is b for a, b in zip(model.modules(), before, strict=True))"
+    assert shell.run_cell(same).result
+
+
 def test_key_that_swaps_nothing_is_told_and_not_warned_about(shell, capsys, recwarn):
     shell.run_cell(LOADED).raise_error()
 
@@ -362,62 +354,6 @@ def test_diff_of_a_model_that_is_gone_says_so(shell, capsys):
     assert "BertModel" in capsys.readouterr().out
 
 
-# Stacked with other magics
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        f"%%time\n{PATCHED}{BUILD}40 + 2",
-        f"{PATCHED}%%time\n{BUILD}40 + 2",
-        f"{PATCHED}\n# a comment is no magic\n{BUILD}40 + 2",
-    ],
-)
-def test_stacked_under_and_over_time_the_last_value_is_shown(shell, capsys, cell):
-    result = shell.run_cell(cell)
-
-    assert result.result == 42
-    assert replaced(shell) == 2
-    assert SAID in capsys.readouterr().out
-    assert_nothing_left(shell)
-
-
-@pytest.mark.parametrize("cell", [f"%%time\n{PATCHED}1/0", f"{PATCHED}%%time\n1/0"])
-def test_error_under_and_over_time_fails_the_cell_once(shell, capsys, cell):
-    result = shell.run_cell(cell)
-
-    assert isinstance(result.error_in_exec, ZeroDivisionError)
-    assert capsys.readouterr().out.count("ZeroDivisionError: ") == 1
-    assert_nothing_left(shell)
-
-
-def test_under_capture_what_is_said_is_captured(shell, capsys):
-    shell.run_cell(f"%%capture said\n{PATCHED}{BUILD}").raise_error()
-
-    assert replaced(shell) == 2
-    assert SAID in shell.user_ns["said"].stdout
-    assert capsys.readouterr().out == ""
-    assert_nothing_left(shell)
-
-
-def test_over_capture_the_body_is_captured_and_the_line_is_shown(shell, capsys):
-    shell.run_cell(f"{PATCHED}%%capture said\n{BUILD}print('body')").raise_error()
-
-    assert shell.user_ns["said"].stdout == "body\n"
-    assert capsys.readouterr().out == f"model: {SAID}\n"
-    assert_nothing_left(shell)
-
-
-def test_two_lines_stack(shell):
-    shell.run_cell("class Out(nn.Module):\n  def __init__(s, c): super().__init__()").raise_error()
-
-    shell.run_cell(f"{PATCHED}%%patched BertSelfOutput=Out\n{BUILD}").raise_error()
-
-    assert replaced(shell) == 2
-    assert sum(type(m).__name__ == "Out" for m in shell.user_ns["model"].modules()) == 2
-    assert_nothing_left(shell)
-
-
 # The plain cell magic, as a program calls it
 
 
@@ -444,56 +380,3 @@ def test_plain_cell_magic_refuses_an_empty_body_and_an_await(shell):
         shell.run_cell_magic("patched", "A=MyAttention", "\n")
     with pytest.raises(UsageError, match="first line"):
         shell.run_cell_magic("patched", "A=MyAttention", "import asyncio\nawait asyncio.sleep(0)\n")
-
-
-# The extension comes and goes
-
-
-def parts(shell):
-    """What the extension could leave in a shell and in transformers."""
-    manager = shell.magics_manager
-    return (
-        list(shell.input_transformers_cleanup),
-        {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()},
-        {kind: sorted(names) for kind, names in manager.magics.items()},
-        sorted(manager.registry),
-        list(rich_views),
-        modeling_utils.apply_patches,
-        modeling_utils.patch_output_recorders,
-        monkey_patching.get_patch_mapping(),
-    )
-
-
-def test_unloading_leaves_nothing(bare_shell):
-    bare_shell.run_cell("%unload_ext nothing")  # IPython loads magics of its own on first use.
-    before = parts(bare_shell)
-    bare_shell.run_cell("%load_ext patchlab").raise_error()
-    assert parts(bare_shell) != before
-
-    bare_shell.run_cell("%unload_ext patchlab").raise_error()
-
-    assert parts(bare_shell) == before
-    assert not bare_shell.run_cell("%%patched A=B\n1").success
-
-
-def test_reloading_twice_is_harmless(shell, capsys):
-    before = [len(part) for part in parts(shell)[:5]]
-    shell.run_cell("%reload_ext patchlab\n%reload_ext patchlab\n%load_ext patchlab").raise_error()
-    assert [len(part) for part in parts(shell)[:5]] == before
-
-    shell.run_cell(PATCHED + BUILD).raise_error()
-
-    assert capsys.readouterr().out.count(SAID) == 1
-    assert_nothing_left(shell)
-
-
-def test_unloading_inside_a_patched_cell_ends_its_patch(shell):
-    shell.run_cell(f"{PATCHED}{BUILD}%unload_ext patchlab\nother = BertModel(config)").raise_error()
-
-    assert (replaced(shell), replaced(shell, "other")) == (2, 0)
-
-
-def test_terminal_waits_for_the_body(shell):
-    assert shell.check_complete("%%patched A=B")[0] == "incomplete"
-    assert shell.check_complete("%%patched A=B\nx = 1")[0] == "incomplete"
-    assert shell.check_complete("%%patched A=B\nx = 1\n\n")[0] == "complete"

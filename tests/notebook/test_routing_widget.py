@@ -1,12 +1,14 @@
 """The routing widget: what goes to the browser, and what stands beside it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from patchlab.errors import RoutingError
 from patchlab.notebook.routing_widget import MOST_TOKENS, RoutingWidget
-from patchlab.routing import record_routing
+from patchlab.routing import RoutingTrace, TokenBlock, record_routing
 from tests.routing.families import output, tiny_model, tokens
 
 IDS = torch.randint(3, 100, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -51,6 +53,23 @@ def test_second_trace_goes_along_and_the_twin_compares():
     assert experts_of(widget, "other_experts")[1].tolist() == other.to_list()[1].tolist()
     assert widget.to_text() == trace.agreement(other).to_text()
     assert "have the same experts" in repr(widget)
+
+
+def test_second_trace_is_laid_under_the_tokens_of_the_first():
+    """A training step runs one token more of each sequence than the generation it follows."""
+    rollout, step = recorded(seed=9), recorded()
+    with_one_less = {
+        fqn: index.reshape(2, 8, -1)[:, :-1].flatten(0, 1) for fqn, index in rollout.indices.items()
+    }
+    routes = replace(rollout.routes, indices=with_one_less, blocks={"model": (TokenBlock(2, 7),)})
+    rollout = RoutingTrace(routes)
+
+    widget = RoutingWidget(rollout, step)
+
+    own, other = np.sort(experts_of(widget)), np.sort(experts_of(widget, "other_experts"))
+    same = (own == other).all(axis=-1).sum(axis=1)
+    assert same.tolist() == [layer.same_sets for layer in rollout.agreement(step).layers]
+    assert other.min() >= 0
 
 
 def test_tokens_are_named():

@@ -19,7 +19,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 from transformers.monkey_patching import register_patch_mapping as upstream_register
 
 import patchlab
-from patchlab.errors import FindingsError, MappingError, OverMatchWarning, TargetError
+from patchlab.errors import FindingsError, MappingError, TargetError
 from tests.toys import (
     CountingAttention,
     PlainMLP,
@@ -382,33 +382,3 @@ def test_text_and_html_tell_the_states_and_escape_names():
     assert "<style" not in html
     assert "line-through" in html
     assert preview.to_text() == patchlab.preview(bert_config(), preview.mapping).to_text()
-
-
-def test_a_scope_warns_once_of_the_container_that_it_replaced():
-    scope = patchlab.patched({".*Attention": InnerAttention})
-    narrower = r"\^Bert\(\?:Cross\|Self\)Attention\$"
-
-    def build_two():
-        with scope:
-            transformers.BertModel(bert_config())
-            transformers.BertModel(bert_config())
-
-    with pytest.warns(OverMatchWarning, match=narrower) as warned:
-        build_two()
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
-
-
-def test_a_block_that_fails_is_still_told_of_the_container():
-    scope = patchlab.patched({".*Attention": SubAttention})
-    with pytest.warns(OverMatchWarning, match="BertAttention"), pytest.raises(TypeError), scope:
-        transformers.BertModel(bert_config())
-
-
-def test_errors_stop_the_block_before_it_runs():
-    scope = patchlab.patched({".*Attention": InnerAttention}, on_finding="error")
-    with pytest.raises(FindingsError, match="PL101"), scope:
-        pytest.fail("the block must not run")
-    with patchlab.patched({"^BertSelfAttention$": InnerAttention}, on_finding="error") as report:
-        transformers.BertModel(bert_config())
-    assert report.ok
