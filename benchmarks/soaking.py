@@ -12,6 +12,7 @@ import contextlib
 import gc
 import io
 import random
+import sys
 import threading
 import time
 import warnings
@@ -317,6 +318,9 @@ class Soak:
 
     def still_alive(self) -> list[object]:
         """Return the models and classes that are alive though nobody here holds them."""
+        # The last error that was shown holds its frames, for a debugger.
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
         # Twice: what finalizers of the first collection let go is collected by the second.
         gc.collect(), gc.collect()
         found = [made for made in (reference() for reference in self.alive) if made is not None]

@@ -25,13 +25,13 @@ def day():
 
 
 def test_day_of_scopes_errors_threads_cells_and_widgets_leaves_nothing(day):
-    day.run(80)  # Caches fill.
+    day.run(100)  # Caches fill.
     for once in (day.widgets, day.panels, day.cells, day.routing, day.shown_routing, day.looked_at):
         once()
     day.still_alive()
     before = objects_by_type()
 
-    day.run(150)
+    day.run(200)
     day.panels()
 
     assert day.still_alive() == []

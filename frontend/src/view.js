@@ -94,7 +94,7 @@ export class TreeView {
       ["change:details", () => this.drawDetails()],
       ["change:verdict", () => this.drawVerdict()],
       ["change:findings", () => this.drawFindings()],
-      ["change:error", () => this.drawError()],
+      ["change:error", () => this.fail(this.model.get("error"), "error")],
     ].map(([names, work]) => [
       /** @type {string} */ (names),
       () => this.guard(/** @type {() => void} */ (work), /** @type {string} */ (names)),
@@ -316,10 +316,6 @@ export class TreeView {
     this.say(
       (await copy(fqn, this.root)) ? `Copied ${fqn}` : "The browser does not allow copying.",
     );
-  }
-
-  drawError() {
-    this.fail(this.model.get("error"), "error");
   }
 
   drawVerdict() {

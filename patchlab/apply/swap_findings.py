@@ -149,15 +149,16 @@ def part_findings(built: list[Built], parts: list[Parts]) -> list[Finding]:
     for key, name, (kept, lost) in _by_class(built, *of_parts):
         if kept:
             message = (
-                f"{name} keeps {listed(kept, _SHOWN)} of the modules in whose place it is: they were "
-                f"changed after the model was built (an earlier swap, an adapter, a "
+                f"{name} keeps {listed(kept, _SHOWN)} of the modules in whose place it is: they "
+                f"were changed after the model was built (an earlier swap, an adapter, a "
                 f"parametrization), and the very same objects are used on."
             )
             found.append(Finding("PL306", "info", key, name, message))
         if lost:
             message = (
-                f"{listed(lost, _SHOWN)} was put there after the model was built, and {name} has a part "
-                f"of its own in that place: what was there is not used until the swap is undone."
+                f"{listed(lost, _SHOWN)} was put there after the model was built, and {name} has "
+                f"a part of its own in that place: what was there is not used until the swap is "
+                f"undone."
             )
             found.append(Finding("PL306", "warning", key, name, message))
     return found
@@ -201,9 +202,9 @@ def optimizer_findings(built: list[Built]) -> list[Finding]:
         stale = list(dict.fromkeys(held_still))
         if stale:
             message = (
-                f"a {type(candidate).__name__} holds {listed(stale, _SHOWN)}, which the model does not "
-                f"use after the swap, and not the parameters in their place. Make the optimizer "
-                f"after the swap."
+                f"a {type(candidate).__name__} holds {listed(stale, _SHOWN)}, which the model does "
+                f"not use after the swap, and not the parameters in their place. Make the "
+                f"optimizer after the swap."
             )
             found.append(Finding("PL306", "warning", "", type(candidate).__name__, message))
     return found

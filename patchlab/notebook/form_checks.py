@@ -193,9 +193,7 @@ def _key_answer(told: Answer, target: Target | None) -> Answer:
     catalog = load_catalog(progress=False)
     numbers = matched_numbers(alone, catalog)
     types = {catalog.model_type(number) for number in numbers} - {""}
-    parts.append(
-        f"{count(len(numbers), 'class', 'classes')} in {count(len(types), 'model type')}"
-    )
+    parts.append(f"{count(len(numbers), 'class', 'classes')} in {count(len(types), 'model type')}")
     told = replace(told, matches=SEPARATOR.join(parts), here=here)
     if target is None:
         return replace(told, findings=_survey_findings(survey(alone, progress=False), loaded))

@@ -35,7 +35,7 @@ def trace_of_any(model: nn.Module, routes: Any) -> RoutingTrace:
     if isinstance(routes, Sequence) and not isinstance(routes, str | bytes):
         return trace_of_list(model, routes)
     raise RoutingError(
-        f"routes are a {type(routes).__name__}; expected a RoutingTrace, a list of tensors "
+        f"routes are of type {type(routes).__name__}; expected a RoutingTrace, a list of tensors "
         f"(num_tokens, top_k), one for each router, or an array (num_tokens, layers, top_k)."
     )
 
@@ -51,8 +51,8 @@ def trace_of_list(model: nn.Module, tensors: Iterable[Any]) -> RoutingTrace:
     sites = find_routers(model)
     if not isinstance(tensors, Iterable):
         raise RoutingError(
-            f"routes are a {type(tensors).__name__}, expected a list of tensors (num_tokens, "
-            f"top_k), one for each router."
+            f"routes are of type {type(tensors).__name__}, expected a list of tensors "
+            f"(num_tokens, top_k), one for each router."
         )
     parts = [_integers(tensor, f"tensor {number}") for number, tensor in enumerate(tensors)]
     if len(parts) != len(sites):
@@ -98,8 +98,8 @@ def trace_of_arrays(model: nn.Module, array: Any, *, prompt: Any = None) -> Rout
     prompts = list(prompt) if isinstance(prompt, list | tuple) else [prompt] * len(requests)
     if len(prompts) != len(requests):
         raise RoutingError(
-            f"{len(prompts)} prompt arrays for {len(requests)} requests. Give one for each request, "
-            f"None for one whose array has its prompt."
+            f"{len(prompts)} prompt arrays for {len(requests)} requests. Give one for each "
+            f"request, None for one whose array has its prompt."
         )
     if not requests:
         raise RoutingError("an empty list of arrays: there is no request whose routes to take.")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from patchlab.errors import RoutingError
+from patchlab.render.numbers import count
 from patchlab.routing.align import Cursor
 from patchlab.routing.attach import watched
 from patchlab.routing.fit import fitted
@@ -120,9 +121,9 @@ class Replayer(Watcher):
         blocks = self._routes.blocks[router.tokens]
         if number >= len(blocks):
             raise RoutingError(
-                f"{site.fqn} runs for the {number + 1}th time; the trace has {len(blocks)} calls "
-                f"of it. It gets only some of the tokens, so forwards must follow one another as "
-                f"in the recording."
+                f"{site.fqn} runs once more than was recorded: the trace has "
+                f"{count(len(blocks), 'call')} of it. It gets only some of the tokens, so forwards "
+                f"must follow one another as in the recording."
             )
         running.calls[site.fqn] = number + 1
         start = sum(block.num_tokens for block in blocks[:number])

@@ -138,7 +138,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 )
             header = json.loads(file.read(length))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error}. Give a file that this process may read."
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(
             f"the header of {path} is no JSON: {error}. Fetch it again."
@@ -255,7 +257,8 @@ def _read_index(path: Path) -> StoredCheckpoint:
     if lost:
         raise CheckpointError(
             f"{path} says that {lost[0]!r} is in {weight_map[lost[0]]}, and it is not ("
-            f"{len(lost)} such keys). The index and the files do not belong together."
+            f"{len(lost)} such keys). The index and the files do not belong together. "
+            f"Fetch the checkpoint again."
         )
     return StoredCheckpoint(
         {key: tensor for key, tensor in tensors.items() if key in weight_map}, tuple(files)

@@ -157,8 +157,36 @@ def test_constructor_that_cannot_be_replayed_asks_for_a_factory():
         patchlab.swap(nn.Sequential(Secret(2, 3)), {"Secret": Other})
 
 
+class Sized(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        if size > 8:
+            raise ValueError("too large")
+        self.size, self.linear = size, nn.Linear(size, size)
+
+
+class OtherSized(Sized):
+    def __init__(self, size):
+        super().__init__(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (9, "its constructor raised ValueError: too large, with what could be read"),
+        (3, "a second one, built with what could be read off it, differs"),
+    ],
+)
+def test_module_that_was_changed_since_it_was_built_asks_for_a_factory(size, told):
+    model = nn.Sequential(Sized(2))
+    model[0].size = size
+
+    with pytest.raises(SwapError, match=rf"{told}.*from_original\(cls, original\)"):
+        patchlab.swap(model, {"Sized": OtherSized})
+
+
 def test_parameter_of_the_same_name_and_another_shape_is_refused(llama):
-    with pytest.raises(SwapError, match=r"up_proj\.weight has shape \(64, 32\)"):
+    with pytest.raises(SwapError, match=r"has shape \(64, 32\) .* Give a weight conversion"):
         patchlab.swap(llama, {"LlamaMLP": PlainMLP})
 
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import WeightConverter
 from transformers.core_model_loading import Transpose
+from transformers.pytorch_utils import Conv1D
 
 import patchlab
 from patchlab.errors import FindingWarning, SwapError
@@ -107,6 +108,43 @@ def test_conversion_that_raises_changes_nothing():
 
     assert list(map(id, model.modules())) == list(map(id, modules))
     assert "_weight_conversions" not in vars(model)
+
+
+def test_conversion_that_gives_another_shape_is_told_with_both():
+    conversions = transposed()
+    for converter in conversions["gpt2"]:
+        converter.operations[:] = [Transpose(0, 1), Transpose(0, 1)]
+
+    told = r"c_attn\.weight, which gives the shape \(32, 96\), and LinearConv1D wants \(96, 32\)"
+    with pytest.raises(SwapError, match=told):
+        patchlab.swap(gpt2(), {"Conv1D": LinearConv1D}, conversions=conversions)
+
+
+def test_conversion_that_does_not_reverse_is_told_when_its_result_is_replaced():
+    class OneWay(Transpose):
+        @property
+        def reverse_op(self):
+            raise NotImplementedError("one way")
+
+    class Keeping(LinearConv1D):
+        def __init__(self, nf, nx):
+            super().__init__(nf, nx)
+            self.nf, self.nx = nf, nx
+
+    class Untransposed(Conv1D):
+        def __init__(self, nf, nx):
+            super().__init__(nf, nx)
+
+    model, conversions = gpt2(), transposed()
+    for converter in conversions["gpt2"]:
+        converter.operations[:] = [OneWay(0, 1)]
+    patchlab.swap(model, {"Conv1D": Keeping}, conversions=conversions)
+    modules = list(map(id, model.modules()))
+
+    told = "NotImplementedError: one way. The conversions that the model was loaded with do not"
+    with pytest.raises(SwapError, match=told):
+        patchlab.swap(model, {"Keeping": Untransposed}, conversions=transposed())
+    assert list(map(id, model.modules())) == modules
 
 
 def test_conversions_for_another_model_type_are_found(llama):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from playwright.sync_api import expect
@@ -114,6 +115,7 @@ def test_views_are_accessible_and_drawn_anew_in_both_themes(lab):
     lab.open([TRACES, WIDGET]).run_all()
     expect(widget(lab)).to_be_visible()
     lab.page.add_script_tag(content=AXE.read_text())
+    lab.theme("JupyterLab Light")  # the server keeps the theme of the last test
     lab.ask("w.set_trait('cell', (2, 3))")
     expect(status(lab)).to_contain_text("layer 3")
     light = pixels(lab)
@@ -129,3 +131,9 @@ def test_views_are_accessible_and_drawn_anew_in_both_themes(lab):
 
     assert len(pixels(lab)) == len(light)
     assert pixels(lab) != light
+
+    lab.theme("JupyterLab Light")
+    until = time.monotonic() + 10
+    while pixels(lab) != light and time.monotonic() < until:
+        lab.page.wait_for_timeout(50)
+    assert pixels(lab) == light

@@ -13,14 +13,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from patchlab.routing import RoutingTrace, find_routers, record_routing, replay_routing
 from tests.routing.families import (
-    CLASSES,
-    FAMILIES,
     families_in_source,
     output,
     present,
     tiny_model,
     tokens,
 )
+from tests.routing.family_settings import CLASSES, FAMILIES
 
 PRESENT = [family for family in FAMILIES if present(family)]
 

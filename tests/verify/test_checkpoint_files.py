@@ -81,7 +81,7 @@ def test_index_cannot_name_a_file_elsewhere(tmp_path, name):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "0 bytes"),
+        (b"", "it has 0 bytes. Fetch it again"),
         (b"\xff" * 8, "cut off"),
         (struct.pack("<Q", 4) + b"{]{]", "no JSON"),
         (struct.pack("<Q", 2) + b"[]", "not as safetensors"),
@@ -102,30 +102,30 @@ def entry(dtype="F32", shape=(2,), begin=0, stop=8):
 
 
 @pytest.mark.parametrize(
-    ("header", "size"),
+    ("header", "size", "told"),
     [
-        ({"a": entry(shape=[-1])}, 8),
-        ({"a": entry(shape=[2.0])}, 8),
-        ({"a": entry(shape=[True], stop=4)}, 4),
-        ({"a": entry(shape="2")}, 8),
-        ({"a": entry(shape=[2**62, 4])}, 8),
-        ({"a": entry(shape=[3])}, 8),
-        ({"a": entry(begin=0.0)}, 8),
-        ({"a": entry(begin=8, stop=0)}, 8),
-        ({"a": entry(begin=4, stop=12)}, 12),
-        ({"a": entry(), "b": entry(begin=4, stop=12)}, 12),
-        ({"a": entry(), "b": entry(begin=12, stop=20)}, 20),
-        ({"a": entry()}, 9),
+        ({"a": entry(shape=[-1])}, 8, r"'a' has the shape \[-1\]"),
+        ({"a": entry(shape=[2.0])}, 8, r"'a' has the shape \[2\.0\]"),
+        ({"a": entry(shape=[True], stop=4)}, 4, r"'a' has the shape \[True\]"),
+        ({"a": entry(shape="2")}, 8, "'a' has the shape '2'"),
+        ({"a": entry(shape=[2**62, 4])}, 8, "and has 8"),
+        ({"a": entry(shape=[3])}, 8, r"'a' is F32 of shape \[3\], 12 bytes, and has 8"),
+        ({"a": entry(begin=0.0)}, 8, "is said to lie from 0.0 to 8"),
+        ({"a": entry(begin=8, stop=0)}, 8, "is said to lie from 8 to 0"),
+        ({"a": entry(begin=4, stop=12)}, 12, "begins at 4, and the one before it ends at 0"),
+        ({"a": entry(), "b": entry(begin=4, stop=12)}, 12, "begins at 4, .* ends at 8"),
+        ({"a": entry(), "b": entry(begin=12, stop=20)}, 20, "begins at 12, .* ends at 8"),
+        ({"a": entry()}, 9, r"is damaged: its header speaks of \d+ bytes"),
     ],
 )
-def test_header_that_safetensors_refuses_is_refused(tmp_path, header, size):
+def test_header_that_safetensors_refuses_is_refused(tmp_path, header, size, told):
     text = json.dumps(header).encode()
     path = tmp_path / SINGLE
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
     with pytest.raises(SafetensorError):
         safe_open(path, "pt")
 
-    with pytest.raises(CheckpointError, match="Fetch it again"):
+    with pytest.raises(CheckpointError, match=rf"{told}.*Fetch it again"):
         read_header(path)
 
 
@@ -157,7 +157,10 @@ def test_file_that_is_cut_off_at_any_place_is_refused(tmp_path):
 def test_damaged_index_is_told_as_such(tmp_path, content):
     (tmp_path / INDEX).write_text(content)
 
-    with pytest.raises(CheckpointError, match="is no index of a checkpoint"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no index of a checkpoint: .* hold a 'weight_map'",
+    ):
         read_checkpoint(tmp_path)
 
 
@@ -205,7 +208,9 @@ def test_missing_shard_and_missing_key_are_told(tmp_path):
         read_checkpoint(tmp_path)
 
     write(tmp_path / "one.safetensors", "other")
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with pytest.raises(
+        CheckpointError, match=r"do not belong together\. Fetch the checkpoint again"
+    ):
         read_checkpoint(tmp_path)
 
 
@@ -221,3 +226,14 @@ def test_folder_without_weights_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"It holds notes\.txt"):
         read_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"and only those are read here\. Load it with trans"):
+        read_checkpoint(tmp_path / "notes.txt")
+
+
+def test_folder_with_two_files_and_no_index_asks_for_one_of_them(tmp_path):
+    for name in ("one.safetensors", "two.safetensors"):
+        write(tmp_path / name)
+
+    with pytest.raises(CheckpointError, match=r"two\.safetensors\. Give one of its files"):
+        read_checkpoint(tmp_path)
+    assert set(read_checkpoint(tmp_path / "two.safetensors").tensors) == {"a"}
