@@ -119,7 +119,8 @@ class PatchReport(Shown):
         if not models:
             return overmatches
         names = frozenset().union(*(model.class_names for model in models))
-        dead = dead_key_findings(mapping, self.counts, names)
+        several = len(models) > 1
+        dead = dead_key_findings(mapping, self.counts, names, several_models=several)
         # A key whose replacement was begun and failed is not dead; the error has said what it is.
         attempted = list(self._frame.attempted)
         tried = {rule.key for cls in attempted if (rule := mapping.find(cls.__name__)) is not None}

@@ -103,6 +103,9 @@ class Swap(AbstractContextManager["Swap"]):
     ) -> None:
         self.undo()
 
+    def __str__(self) -> str:
+        return f"{self.report}\nundone" if self.undone else str(self.report)
+
     def __repr__(self) -> str:
         return f"<Swap: {self.report.verdict}{' · undone' if self.undone else ''}>"
 

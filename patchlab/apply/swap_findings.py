@@ -26,7 +26,7 @@ _SHOWN = 4  # As many as attention has projections.
 def key_findings(mapping: PatchMapping, counts: dict[str, int], sites: Sites) -> list[Finding]:
     """Explain each key that replaced nothing."""
     found = []
-    for finding in dead_key_findings(mapping, counts, sites.class_names):
+    for finding in dead_key_findings(mapping, counts, sites.class_names, in_place=True):
         done = sites.done.get(finding.key, 0)
         if not done:
             found.append(finding)

@@ -205,6 +205,7 @@ def _read_config(target: str | Path) -> Any:
             f"there is no {str(target)!r}. Give a folder that holds a config.json, or the id of a "
             f"model in the local cache."
         )
+    _refuse_gguf(path)
     try:
         return transformers.AutoConfig.from_pretrained(
             str(path) if path.exists() else str(target), trust_remote_code=False
@@ -219,3 +220,18 @@ def _read_config(target: str | Path) -> Any:
             f"no config could be read from {str(target)!r}: {told} "
             f"Give a folder that holds a config.json, or the id of a model in the local cache."
         ) from error
+
+
+def _refuse_gguf(path: Path) -> None:
+    """Say what to do with a GGUF file: its config is inside, where `AutoConfig` does not look."""
+    if path.is_dir():
+        found = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    else:
+        found = [path] if path.suffix == ".gguf" and path.exists() else []
+    if found:
+        folder, name = str(found[0].parent), found[0].name
+        raise TargetError(
+            f"{str(path)!r} holds a GGUF file ({name}) and no config.json. Load the model with "
+            f"`from_pretrained({folder!r}, gguf_file={name!r})` and give the model, or write it to "
+            f"a folder with `save_pretrained` and give that."
+        )

@@ -64,6 +64,11 @@ def _rewrite_body(body: list[str]) -> list[str]:
     return body[:start] + (inner if inner != body[start:] else ipython_cell_magic(body[start:]))
 
 
+def _help_of(magic: Any) -> str:
+    """Return a magic's docstring as plain text, without the mark-up of its examples."""
+    return str(inspect.getdoc(magic)).replace("\n\n::\n\n", "\n\n")
+
+
 @magics_class
 class PatchMagics(Magics):
     """The magics of one shell and the scopes that its cells have open."""
@@ -159,7 +164,7 @@ class PatchMagics(Magics):
         """
         __tracebackhide__ = True
         if asks_for_help(line):
-            print(inspect.getdoc(type(self).patches))
+            print(_help_of(type(self).patches))
             return None
         return run_command(line, self.shell.user_ns)
 
@@ -175,7 +180,7 @@ class PatchMagics(Magics):
         """Show the help if the line asks for it; a body is not run for that."""
         if not asks_for_help(line):
             return False
-        help_text = str(inspect.getdoc(type(self).patched))
+        help_text = _help_of(type(self).patched)
         if not empty:
             raise UsageError(f"the cell was not run, since its line asks for help.\n\n{help_text}")
         print(help_text)

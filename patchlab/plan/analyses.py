@@ -18,7 +18,7 @@ def dead_keys(evidence: Evidence) -> tuple[Finding, ...]:
         evidence.mapping,
         evidence.plan.counts,
         {node.class_name for node in evidence.before.nodes},
-        known_names=evidence.catalog.names,
+        catalog=evidence.catalog,
     )
 
 

@@ -1,20 +1,44 @@
 """Keys that replaced nothing (PL104) and rules that never decide (PL105), with the reason.
 
 A key can be dead for many reasons, and each wants something else done: the class is torch's, the
-name differs in case, the class exists but is not in this model, or nothing is near.
+key is a part of a name, the class is one of another model, the name is misspelled, or nothing is
+near. Whether a class exists is asked of the catalog and not of what happens to be imported, and a
+suggestion is a class of the target wherever one is near.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 
 from patchlab.mapping.matching import explain_match, near_names
 from patchlab.mapping.rules import PatchMapping, PatchRule
+from patchlab.model.catalog import Catalog, load_catalog
 from patchlab.model.classes import loaded_module_classes
+from patchlab.plan.containers import fitting_numbers
 from patchlab.plan.findings import Finding
 from patchlab.plan.wording import listed
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a key was meant for.
+
+    Attributes:
+        own: Names of its classes that can be replaced, those of its model types first.
+        relatives: Names of the classes of its model types, in the target or not.
+        catalog: Every class of the installed transformers.
+        absence: How to say that it has none of some classes.
+        in_place: Whether modules of any class are replaced, in a model that is built.
+    """
+
+    own: tuple[str, ...]
+    relatives: frozenset[str]
+    catalog: Catalog
+    absence: str
+    in_place: bool
 
 
 def dead_key_findings(
@@ -22,7 +46,9 @@ def dead_key_findings(
     counts: dict[str, int],
     class_names: Collection[str],
     *,
-    known_names: Iterable[str] = (),
+    catalog: Catalog | None = None,
+    several_models: bool = False,
+    in_place: bool = False,
 ) -> tuple[Finding, ...]:
     """Explain each key whose count is 0, and each rule that others always come before.
 
@@ -30,9 +56,15 @@ def dead_key_findings(
         mapping: The rules.
         counts: Key → number of modules replaced.
         class_names: The names of the classes of the modules at hand, before the patch.
-        known_names: Further names that keys may have been meant for, such as the catalog's.
+        catalog: Every class of the installed transformers; loaded if None and a key is dead.
+        several_models: Whether the classes are those of more than one model.
+        in_place: Whether modules of any class, torch's too, are replaced in a built model.
+
+    Raises:
+        CatalogError: A key is dead, and there is no transformers that could be read.
     """
     findings = []
+    target: _Target | None = None
     shadowed = _shadowed_by(mapping, class_names)
     for rule in mapping:
         if counts.get(rule.key, 0):
@@ -41,7 +73,10 @@ def dead_key_findings(
             names, winners = shadowed[rule.key]
             findings.append(_never_decides(rule, names, winners))
         else:
-            findings.append(_dead(rule, class_names, known_names))
+            if target is None:
+                catalog = catalog or load_catalog()
+                target = _target_of(class_names, catalog, several_models, in_place)
+            findings.append(_dead(rule, class_names, target))
     return tuple(findings)
 
 
@@ -72,40 +107,29 @@ def _never_decides(rule: PatchRule, names: list[str], winners: list[str]) -> Fin
     )
 
 
-def _dead(rule: PatchRule, class_names: Collection[str], known_names: Iterable[str]) -> Finding:
-    loaded_classes = set(loaded_module_classes())
-    loaded = {cls.__name__ for cls in loaded_classes}
-    elsewhere = sorted(name for name in loaded if rule.matches(name))
-    in_torch = sorted(name for name in _torch_class_names() if rule.matches(name))
-    suggestion = ""
-    own = rule.replacement.__name__
-    if own in class_names and rule.replacement in loaded_classes and rule.matches(own):
-        reason = f"{own} is what the model has there already. Give another class."
-    elif in_torch:
-        reason = (
-            f"{listed(in_torch)} {'is' if len(in_torch) == 1 else 'are'} torch's own, and only "
-            f"classes of transformers are replaced at construction. To replace these modules in a "
-            f"model that is built, swap them in place."
-        )
-    elif elsewhere:
-        reason = (
-            f"it fits {listed(elsewhere)}, of which no model here has a module. Use the name of a "
-            f"class in the model, such as {listed(sorted(class_names)[:3]) or 'its own'}."
-        )
-    else:
-        near = near_names(rule.key, class_names) or near_names(rule.key, {*loaded, *known_names})
-        if near:
-            suggestion = near[0]
-            same = near[0].casefold() == rule.key.strip("^$").casefold()
-            reason = (
-                f"no class has such a name. Did you mean {near[0]!r}? "
-                f"{'Names are case-sensitive.' if same else ''}"
-            ).rstrip()
-        else:
-            reason = (
-                "no class has such a name. Look the name up in the tree of the model "
-                "(patchlab.module_tree)."
-            )
+def _target_of(
+    class_names: Collection[str], catalog: Catalog, several_models: bool, in_place: bool
+) -> _Target:
+    known = {cls.__name__ for cls in loaded_module_classes()} | {*catalog.names}
+    present = (known & {*class_names}) - {*_torch_class_names()}
+    types = {catalog.model_type(c.number) for name in present for c in catalog.named(name)} - {""}
+    relatives = frozenset(
+        name for number, name in enumerate(catalog.names) if catalog.model_type(number) in types
+    )
+    replaced = {*class_names} if in_place else present
+    return _Target(
+        own=tuple(sorted(replaced, key=lambda name: (name not in relatives, name))),
+        relatives=relatives,
+        catalog=catalog,
+        absence=", of which no model here has a module"
+        if several_models
+        else "; this model has none",
+        in_place=in_place,
+    )
+
+
+def _dead(rule: PatchRule, class_names: Collection[str], target: _Target) -> Finding:
+    reason, suggestion = _reason(rule, class_names, target)
     return Finding(
         "PL104",
         "warning",
@@ -114,6 +138,105 @@ def _dead(rule: PatchRule, class_names: Collection[str], known_names: Iterable[s
         f"key {rule.key!r} replaced no module: {reason}",
         suggestion,
     )
+
+
+def _reason(rule: PatchRule, class_names: Collection[str], target: _Target) -> tuple[str, str]:
+    """Return why a key is dead, and the class that was probably meant, "" if that is not known."""
+    key, own = rule.key, rule.replacement.__name__
+    if own in class_names and rule.replacement in loaded_module_classes() and rule.matches(own):
+        return f"{own} is what the model has there already. Give another class.", ""
+    elsewhere = _existing(rule, target)
+    in_torch = sorted(name for name in _torch_class_names() if rule.matches(name))
+    torch_here = [name for name in in_torch if name in class_names]
+    containing = _containing(key, target.own) if rule.is_exact else []
+    if not target.in_place and (torch_here or (in_torch and not elsewhere and not containing)):
+        named = torch_here or in_torch
+        return (
+            f"{listed(named)} {'is' if len(named) == 1 else 'are'} torch's own, and only "
+            f"classes of transformers are replaced at construction. To replace these modules in a "
+            f"model that is built, swap them in place."
+        ), ""
+    present = sorted(name for name in class_names if rule.matches(name))
+    if present:
+        are = "is" if len(present) == 1 else "are"
+        if not {*present} <= {*target.own}:
+            return (
+                f"{listed(present)} {are} in the model, but only classes of transformers are "
+                f"replaced at construction. To replace these modules, swap them in place."
+            ), ""
+        return (
+            f"{listed(present)} {are} in the model, but another rule decides there: one of an "
+            f"inner scope, or one that replaces a module around it."
+        ), ""
+    what = (
+        elsewhere
+        or (f"the model has no {listed(in_torch)} of torch" if in_torch else "")
+        or _no_module(rule, target.catalog)
+        or "no class has such a name"
+    )
+    if containing:
+        part = _part_of(containing[0], key)
+        return (
+            f"{what}. An identifier is an exact name, and {listed(containing)} "
+            f"{'has' if len(containing) == 1 else 'have'} more to it. Did you mean "
+            f"{containing[0]!r}? '.*{part}' would search for every name with {part} in it."
+        ), containing[0]
+    near = near_names(key, target.own)
+    if not near and not elsewhere:
+        # A name that merely contains the key is no misspelling of it.
+        near = near_names(key, target.relatives) or near_names(
+            key, [name for name in target.catalog.names if key not in name]
+        )
+    if near:
+        same = near[0].casefold() == key.strip("^$").casefold()
+        case = " Names are case-sensitive." if same else ""
+        return f"{what}. Did you mean {near[0]!r}?{case}", near[0]
+    # A survey asks of the whole library, which has no three classes worth naming.
+    if target.own and len(target.own) < len(target.catalog) / 2:
+        such_as = listed(target.own[:3])
+        return f"{what}. Use the name of a class in the model, such as {such_as}.", ""
+    return f"{what}. Look the name up in the tree of the model (patchlab.module_tree).", ""
+
+
+def _existing(rule: PatchRule, target: _Target) -> str:
+    """Say which classes a key fits outside of the target, "" if none."""
+    catalog = target.catalog
+    numbers = fitting_numbers(rule.key, catalog)
+    loaded = {cls.__name__ for cls in loaded_module_classes() if rule.matches(cls.__name__)}
+    names = sorted(loaded | {catalog.names[number] for number in numbers})
+    if not names:
+        return ""
+    types = sorted({catalog.model_type(number) for number in numbers} - {""})
+    one = len(names) == 1
+    return (
+        f"{listed(names)} {'is a class' if one else 'are classes'} of "
+        f"{listed(types) or 'transformers'}{target.absence}"
+    )
+
+
+def _no_module(rule: PatchRule, catalog: Catalog) -> str:
+    names = [name for name in catalog.other_names if rule.matches(name)]
+    if not names:
+        return ""
+    return f"{listed(names)} {'is no module class' if len(names) == 1 else 'are no module classes'}"
+
+
+def _containing(key: str, names: Collection[str]) -> list[str]:
+    """Return the names that contain a key, those that end with it and the shortest first.
+
+    Names that contain it in another case are asked only if none has it as written.
+    """
+    folded = key.casefold()
+    found = [name for name in names if key in name] or [
+        name for name in names if folded in name.casefold() and folded != name.casefold()
+    ]
+    return sorted(found, key=lambda n: (not n.casefold().endswith(folded), len(n), n))
+
+
+def _part_of(name: str, key: str) -> str:
+    """Return a key as a name that contains it spells it."""
+    start = name.casefold().rfind(key.casefold())
+    return name[start : start + len(key)]
 
 
 def _torch_class_names() -> list[str]:

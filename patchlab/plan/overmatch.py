@@ -59,8 +59,8 @@ def containers(evidence: Evidence) -> Iterator[Finding]:
 def searched_names(evidence: Evidence) -> Iterator[Finding]:
     """PL102: transformers itself would search the exact name, and hit more."""
     for rule in evidence.mapping:
-        if not rule.is_exact:
-            continue
+        if not rule.is_exact or not evidence.plan.counts.get(rule.key):
+            continue  # of a key that replaces nothing here, PL104 tells, and '^key$' is no better
         names = sorted({*evidence.catalog.names} - {rule.key})
         also = [name for name in names if re.search(rule.key, name)]
         if also:

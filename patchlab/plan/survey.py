@@ -363,7 +363,9 @@ def _dead_findings(found: Survey) -> Iterable[Finding]:
     if found.scope or all(found.counts.values()):
         return ()
     names = set(found.catalog.names)
-    return dead_key_findings(found.mapping, found.counts, names, known_names=names)
+    return dead_key_findings(
+        found.mapping, found.counts, names, catalog=found.catalog, several_models=True
+    )
 
 
 def _listed(names: Iterable[str], limit: int = 3) -> str:

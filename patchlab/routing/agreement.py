@@ -17,7 +17,7 @@ from patchlab.render.frames import frame_of
 from patchlab.render.rows import Column, Row, Table
 from patchlab.render.shown import Shown
 from patchlab.routing.fit import tails
-from patchlab.routing.trace import RoutingTrace
+from patchlab.routing.trace import Routes, RoutingTrace, TokenBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +214,28 @@ def paired_rows(
             )
     pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(ours, theirs, strict=True)]
     return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+
+
+def same_routes(a: Routes, b: Routes) -> bool:
+    """Return whether two traces have the same content, whatever integer type their experts are."""
+    return (
+        (a.routers, a.model_type, a.num_layers) == (b.routers, b.model_type, b.num_layers)
+        and a.indices.keys() == b.indices.keys()
+        and all(_same_tensor(index, b.indices[fqn]) for fqn, index in a.indices.items())
+        and a.blocks.keys() == b.blocks.keys()
+        and all(
+            len(blocks) == len(b.blocks[key]) and all(map(_same_block, blocks, b.blocks[key]))
+            for key, blocks in a.blocks.items()
+        )
+    )
+
+
+def _same_block(a: TokenBlock, b: TokenBlock) -> bool:
+    sizes = (a.batch_size, a.length, a.prompt, a.is_flat)
+    return sizes == (b.batch_size, b.length, b.prompt, b.is_flat) and _same_tensor(a.real, b.real)
+
+
+def _same_tensor(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and bool((a == b).all())

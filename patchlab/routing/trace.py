@@ -206,6 +206,14 @@ class RoutingTrace(Shown):
     def __len__(self) -> int:
         return self.num_tokens
 
+    # No hash goes with it, since a trace grows while it is recorded.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RoutingTrace):
+            return NotImplemented
+        from patchlab.routing.agreement import same_routes
+
+        return same_routes(self.routes, other.routes)
+
     # --- parts  ----------------------------------------------------------------------------------
 
     def sequence(self, number: int) -> RoutingTrace:
@@ -217,8 +225,7 @@ class RoutingTrace(Shown):
         """
         routes = self.routes
         key = self._one_kind_of_tokens()
-        row, found = 0, None
-        seen = 0
+        row, seen, found = 0, 0, None
         for block in routes.blocks[key]:
             if number in range(seen, seen + block.batch_size):
                 found = block

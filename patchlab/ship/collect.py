@@ -196,6 +196,11 @@ class Collection:
         inner = value if isinstance(value, type) else plain_function(value)
         assert inner is not None
         own = inner.__name__
+        if hasattr(value, "registry") and hasattr(value, "dispatch"):
+            raise ExportError(
+                "it is a functools.singledispatch, whose other branches are registered elsewhere. "
+                "Choose by isinstance in one function"
+            )
         if own == "<lambda>":
             raise ExportError("it is a lambda. Write it as a function with def")
         if "<locals>" in inner.__qualname__:

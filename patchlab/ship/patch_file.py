@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,7 +168,9 @@ def _import(file: Path, source: bytes) -> ModuleType:
         ) from error
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(name, file)
+    # With a loader, since Python knows none for a name that does not end in .py.
+    loader = SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -178,7 +181,8 @@ def _import(file: Path, source: bytes) -> ModuleType:
             del sys.modules[name]
         else:
             sys.modules[name] = loaded
-        if not isinstance(error, Exception):
+        # One that exits would end the run before its script, and with status 0 unnoticed.
+        if not isinstance(error, Exception | SystemExit):
             raise
         raise _failed(file, "running it", error) from error
     return module
@@ -232,11 +236,11 @@ def _register(file: Path, module: ModuleType) -> None:
                     conversion_module().register_checkpoint_conversion_mapping(
                         name, copy.deepcopy(items), overwrite=True
                     )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(file, "registering what it holds", error) from error
 
 
-def _failed(file: Path, doing: str, error: Exception) -> LaunchError:
+def _failed(file: Path, doing: str, error: BaseException) -> LaunchError:
     """Say where in the file it failed; the whole traceback is the cause's."""
     frames = traceback.extract_tb(without_frames(error.__traceback__))
     lines = [frame.lineno for frame in frames if frame.filename == str(file)]

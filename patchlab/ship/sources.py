@@ -97,6 +97,11 @@ def class_statement(cls: type) -> Statement:
             inside = all(code.co_firstlineno in lines for code in codes)
             certain = is_told or bool(codes) or _binds_the_same(cls, node)
             if inside and certain and _compiles_to(text, codes) and _is_at(cls, node):
+                if not codes and _is_one_of_several(cls, node, text):
+                    raise ExportError(
+                        "its cell or file defines it in several branches and nothing tells which "
+                        "one has run. Write one class statement, and the choice inside of it"
+                    )
                 return _statement(text, node, _is_late(cls, codes, text))
     if seen:
         raise ExportError(
@@ -281,6 +286,21 @@ def _binds_the_same(cls: type, node: ast.ClassDef) -> bool:
         return True
     own = {name for name in vars(cls) if not name.startswith("__")}
     return own == set(bound_names(node)) and cls.__doc__ == ast.get_docstring(node, clean=False)
+
+
+def _is_one_of_several(cls: type, node: ast.ClassDef, text: str) -> bool:
+    """Tell whether a text has other statements of a class, of which not just the last counts."""
+    if "__firstlineno__" in vars(cls):
+        return False
+    found = [
+        other
+        for other in _definitions(text)
+        if isinstance(other, ast.ClassDef)
+        and other.name == node.name
+        and _binds_the_same(cls, other)
+        and ast.dump(other) != ast.dump(node)
+    ]
+    return any(other.col_offset or node.col_offset for other in found)
 
 
 def _is_late(cls: type, codes: list[CodeType], text: str) -> bool:

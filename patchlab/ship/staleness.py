@@ -7,7 +7,8 @@ attribute, or define its base anew. The statement would then be exported and som
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -15,6 +16,17 @@ from patchlab.ship.literals import is_equal
 from patchlab.ship.sources import Definition, bound_names, own_functions, plain_function
 
 _MISSING = object()
+# Not the power, of which a huge number can come.
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def stale_class(cls: type, node: Definition, namespace: Mapping[str, Any]) -> str:
@@ -22,6 +34,8 @@ def stale_class(cls: type, node: Definition, namespace: Mapping[str, Any]) -> st
     assert isinstance(node, ast.ClassDef)
     for base in node.bases:
         value = _value(base, namespace)
+        if value is cls:
+            return "its base has the name that it has itself. Give it a name of its own"
         if isinstance(value, type) and value not in cls.__bases__:
             return (
                 f"it was made from an older {ast.unparse(base)} than the one there is now. Run its "
@@ -34,6 +48,10 @@ def stale_class(cls: type, node: Definition, namespace: Mapping[str, Any]) -> st
     plain = {name: value for name, value in _assigned(node).items() if name not in state}
     names = set(bound_names(node))
     own = own_functions(cls)
+    if not node.decorator_list:
+        changed = _added_values(cls, names | state) or _taken_away(cls, node)
+        if changed:
+            return changed
     for name, value in vars(cls).items():
         function = plain_function(value)
         foreign = function is not None and name not in own and function.__module__ == cls.__module__
@@ -48,7 +66,7 @@ def stale_class(cls: type, node: Definition, namespace: Mapping[str, Any]) -> st
             return (
                 f"its {name} is {value!r} now, and its statement says {written!r}. Write the "
                 f"value into the statement and run its cell again"
-                if isinstance(plain[name], ast.Constant)
+                if not any(isinstance(inner, ast.Name) for inner in ast.walk(plain[name]))
                 else f"its {name} was set from an older {ast.unparse(plain[name])} than the one "
                 f"there is now. Run its cell again"
             )
@@ -106,7 +124,28 @@ def _value(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
     if isinstance(expression, ast.Attribute):
         outer = _value(expression.value, namespace)
         return _MISSING if outer is _MISSING else getattr(outer, expression.attr, _MISSING)
+    if isinstance(expression, ast.Tuple):
+        items = [_value(item, namespace) for item in expression.elts]
+        return _MISSING if any(item is _MISSING for item in items) else tuple(items)
+    if isinstance(expression, ast.UnaryOp | ast.BinOp):
+        return _calculated(expression, namespace)
     return _MISSING
+
+
+def _calculated(expression: ast.UnaryOp | ast.BinOp, namespace: Mapping[str, Any]) -> Any:
+    """What an operation on numbers makes, `_MISSING` of any other."""
+    if isinstance(expression, ast.UnaryOp):
+        parts = [expression.operand]
+    else:
+        parts = [expression.left, expression.right]
+    numbers = [_value(part, namespace) for part in parts]
+    calculate = _OPERATIONS.get(type(expression.op))
+    if calculate is None or not all(type(number) in (int, float) for number in numbers):
+        return _MISSING
+    try:
+        return calculate(*numbers)
+    except ArithmeticError:
+        return _MISSING
 
 
 def _assigned(node: ast.ClassDef) -> dict[str, ast.expr]:
@@ -150,6 +189,24 @@ def _defined(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctio
         and not inner.decorator_list
         and bound.count(inner.name) == 1
     }
+
+
+def _added_values(cls: type, known: set[str]) -> str:
+    """Tell of a public attribute that the statement does not give, and no base can have given."""
+    if any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object):
+        return ""
+    names = [name for name in vars(cls) if not name.startswith("_") and name not in known]
+    return _added(cls, names[0]) if names else ""
+
+
+def _taken_away(cls: type, node: ast.ClassDef) -> str:
+    if any(isinstance(inner, ast.Delete) for inner in node.body):
+        return ""
+    names = [*_assigned(node), *_defined(node)]
+    gone = [name for name in names if not name.startswith("__") and name not in vars(cls)]
+    return (
+        f"its {gone[0]} was deleted after the class statement. Run its cell again" if gone else ""
+    )
 
 
 def _added(cls: type, name: str) -> str:

@@ -7,7 +7,7 @@ skeleton what the model wants, and transforms and initialization run on the meta
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from patchlab.plan.plan import Replacement, grouped
 from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table, Tone
 from patchlab.render.shown import Shown
+from patchlab.render.text import MAX_TEXT_ROWS, table_text
 from patchlab.verify.checkpoint_files import StoredCheckpoint, read_checkpoint
 from patchlab.verify.checkpoint_findings import (
     class_findings,
@@ -134,6 +135,34 @@ class CheckpointReport(Shown):
             parts.append("all conversions reverse")
         return " · ".join(parts)
 
+    def to_text(self, *, width: int = 200, max_rows: int = MAX_TEXT_ROWS, **options: Any) -> str:
+        """Return the table as text, each conversion whole on a line of its own below.
+
+        Columns that are 0 in all rows are left out, but for those of modules and loaded keys.
+        """
+        table = self.to_table(**options)
+        rows = table.rows[: len(self.classes)]
+        # Places in the cells, of which the first is the class.
+        kept = [
+            place
+            for place in range(len(table.columns) - 1)
+            if place < 3 or any(row.cells[place] != "0" for row in rows)
+        ]
+        lines = [
+            f"{'●' if reversal.ok else '✕'} conversion {reversal.name} · "
+            f"{'reverses' if reversal.ok else f'does not reverse: {reversal.problem}'}"
+            for reversal in self.reversals
+        ]
+        table = replace(
+            table,
+            columns=(table.columns[0], *(table.columns[place + 1] for place in kept)),
+            rows=tuple(
+                replace(row, cells=tuple(row.cells[place] for place in kept)) for row in rows
+            ),
+            footer=(*dict.fromkeys(lines), *table.footer),
+        )
+        return table_text(table, width=width, max_rows=max_rows)
+
     def to_table(self) -> Table:
         """Return a row for each replaced class and each conversion, findings below."""
         rows = []
@@ -159,8 +188,12 @@ class CheckpointReport(Shown):
             said = "reverses" if reversal.ok else reversal.problem
             tone = "ok" if reversal.ok else "error"
             mark = "●" if reversal.ok else "✕"
-            rows.append(Row(0, "conversion", (reversal.name, *blank), tone, mark=mark, note=said))
-        titles = ("Modules", "Loaded", "Converted", "Own init", "Random", "NOT", "Dropped")
+            cells = (reversal.name, *blank)
+            rows.append(Row(0, "conversion", cells, tone, mark=mark, note=said, title=said))
+        titles = (
+            *("Modules", "Loaded", "Converted"),
+            *("By its own code", "Random", "Not initialized", "Dropped"),
+        )
         columns = (
             Column("Key", mono=True),
             Column("Class", mono=True),

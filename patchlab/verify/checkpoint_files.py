@@ -8,6 +8,7 @@ terabyte costs as many small reads as it has files.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,10 +248,11 @@ def _read_index(path: Path) -> StoredCheckpoint:
                 f"{path} names the file {name!r}, which does not lie in its own folder."
             )
         shard = path.parent / name
-        if not shard.is_file():
+        # Not `Path.is_file`, which raises of a name that is too long for the file system.
+        if not os.path.isfile(shard):  # noqa: PTH113
             if name.endswith(_PICKLES):
                 raise _pickled(shard)
-            raise CheckpointError(f"{path} names {name}, and there is no such file. Fetch it.")
+            raise CheckpointError(f"{path} names {name!r}, and there is no such file. Fetch it.")
         tensors.update(read_header(shard))
         files.append(shard)
     lost = [key for key in weight_map if key not in tensors]

@@ -18,6 +18,7 @@ from patchlab.errors import TargetError
 from patchlab.render.frames import frame_of
 from patchlab.render.rows import Column, Row, Table, Tone
 from patchlab.render.shown import Shown
+from patchlab.render.text import MAX_TEXT_ROWS
 from patchlab.verify.output_runs import Difference, Run, compare_run, cost_of, record_run
 
 Status = Literal["same", "differs", "other shape", "only before", "only after"]
@@ -100,6 +101,10 @@ class OutputComparison(Shown):
             f"{told}{where} · {_seconds(self.before_seconds)} → {_seconds(self.after_seconds)} · "
             f"{_size(self.before_bytes)} → {_size(self.after_bytes)}"
         )
+
+    def to_text(self, *, width: int = 200, max_rows: int = MAX_TEXT_ROWS, **options: Any) -> str:
+        """Return the table as text, wide enough for whole FQNs, since cut ones look the same."""
+        return super().to_text(width=width, max_rows=max_rows, **options)
 
     def to_table(self) -> Table:
         """Return a row for each module, in execution order."""

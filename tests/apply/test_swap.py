@@ -50,6 +50,15 @@ def test_swapped_model_gives_the_same_logits_and_holds_the_same_parameters(llama
     assert swapped.ok
 
 
+def test_printed_swap_is_the_text_of_its_report_and_says_when_it_is_undone(llama):
+    swapped = patchlab.swap(llama, CLONED)
+    assert str(swapped) == swapped.report.to_text()
+    assert "LlamaMLP" in str(swapped)
+
+    swapped.undo()
+    assert str(swapped).splitlines()[-1] == "undone"
+
+
 @both_ways
 def test_no_storage_is_added_where_layouts_agree(llama, mapping):
     before = storages(llama)

@@ -99,6 +99,7 @@ def test_help_lists_the_options_with_an_example(shell, capsys, magic, word):
     shown = capsys.readouterr().out
     assert "key=Class" in shown
     assert "--overwrite" in shown or "--strict" in shown
+    assert "::" not in shown
     assert not patchlab.get_patch_mapping()
 
 

@@ -1,6 +1,7 @@
 """Traces in files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,37 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, family):
     for fqn in trace.layers:
         assert torch.equal(loaded.indices[fqn], trace.indices[fqn])
         assert loaded.indices[fqn].dtype is trace.indices[fqn].dtype
+
+
+def test_trace_equals_what_was_saved_and_no_other(tmp_path):
+    model = tiny_model("qwen3_moe")
+    mask = torch.ones_like(IDS)
+    mask[0, :3] = 0
+    with torch.no_grad(), record_routing(model) as trace:
+        model(IDS, attention_mask=mask)
+    trace.save(tmp_path / "trace.safetensors")
+    loaded = RoutingTrace.load(tmp_path / "trace.safetensors")
+
+    routes = trace.routes
+    fqn, index = trace.layers[0], routes.indices[trace.layers[0]].clone()
+    wider = RoutingTrace(replace(routes, indices={**routes.indices, fqn: index.long()}))
+    (block,) = routes.blocks["model"]
+    index[-1] = index[-1].flip(0)
+    other_experts = RoutingTrace(replace(routes, indices={**routes.indices, fqn: index}))
+    other_padding = RoutingTrace(
+        replace(routes, blocks={"model": (replace(block, real=~block.real),)})
+    )
+    no_padding = RoutingTrace(replace(routes, blocks={"model": (replace(block, real=None),)}))
+    deeper = RoutingTrace(replace(routes, num_layers=routes.num_layers + 1))
+
+    assert loaded == trace
+    assert wider == trace
+    assert all(trace != one for one in [other_experts, other_padding, no_padding, deeper, "trace"])
+
+
+def test_trace_has_no_hash_since_it_grows_while_it_is_recorded():
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(recorded())
 
 
 def test_padding_and_generation_are_kept(tmp_path):

@@ -43,6 +43,12 @@ MyMLP = make(2)
             "f",
             "Write the wrapper as a decorator above def f",
         ),
+        (
+            ["@functools.singledispatch\ndef f(x):\n    return x\n"
+             "@f.register\ndef _(x: int):\n    return x + 1\n", USES.format("f")],
+            "f",
+            "whose other branches are registered elsewhere",
+        ),
         (["data = list(range(100_000))", USES.format("data")], "data", "which is data"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
@@ -54,6 +60,18 @@ def test_what_cannot_be_written_is_refused_by_name(shell, path, cells, name, why
     assert why in said
 
 
+CHANGED = """class MyMLP(Base):
+    scale = 2
+    sign = -1.0
+    pair = (1, 2)
+    share = 1 / 8
+    limit = LIMIT
+    def forward(self, x, d=DEFAULT):
+        return super().forward(x)
+    def more(self):
+        return 1"""
+
+
 @pytest.mark.parametrize(
     ("after", "why"),
     [
@@ -62,10 +80,16 @@ def test_what_cannot_be_written_is_refused_by_name(shell, path, cells, name, why
             "its forward was set after",
         ),
         ("MyMLP.scale = 3", "its scale is 3 now, and its statement says 2"),
+        ("MyMLP.sign = -2.0", "its sign is -2.0 now, and its statement says -1.0"),
+        ("MyMLP.pair = (1, 3)", "its pair is (1, 3) now, and its statement says (1, 2)"),
+        ("MyMLP.share = 0.5", "its share is 0.5 now, and its statement says 0.125"),
+        ("MyMLP.rate = 3", "its rate was set after"),
+        ("del MyMLP.scale", "its scale was deleted"),
+        ("del MyMLP.more", "its more was deleted"),
         ("LIMIT = 5", "its limit was set from an older LIMIT"),
         ("class Base(LlamaMLP):\n    pass", "it was made from an older Base"),
         ("DEFAULT = 5", "forward: the default of d is 1, and DEFAULT is another now"),
-        ("def extra(self):\n    return 1\nMyMLP.more = extra", "its more was set after"),
+        ("def extra(self):\n    return 1\nMyMLP.extra = extra", "its extra was set after"),
     ],
 )
 def test_class_that_is_no_longer_what_its_statement_says_is_refused(loaded_shell, path, after, why):
@@ -74,8 +98,7 @@ def test_class_that_is_no_longer_what_its_statement_says_is_refused(loaded_shell
         path,
         "LIMIT = 4\nDEFAULT = 1",
         "class Base(LlamaMLP):\n    pass",
-        "class MyMLP(Base):\n    scale = 2\n    limit = LIMIT\n"
-        "    def forward(self, x, d=DEFAULT):\n        return super().forward(x)",
+        CHANGED,
         after,
     )
 
@@ -88,11 +111,23 @@ def test_class_that_nothing_has_changed_is_not_taken_for_changed(loaded_shell, p
         loaded_shell,
         "LIMIT = 4\nDEFAULT = 1",
         "class Base(LlamaMLP):\n    pass",
-        "class MyMLP(Base):\n    scale = 2\n    limit = LIMIT\n"
-        "    def forward(self, x, d=DEFAULT):\n        return super().forward(x)",
+        CHANGED,
     )
 
     assert export(loaded_shell, path).names == ("DEFAULT", "LIMIT", "Base", "MyMLP")
+
+
+def test_class_of_one_of_two_branches_is_refused(loaded_shell, path):
+    branches = "if True:\n    class MyMLP(LlamaMLP):\n        act = nn.GELU()\n"
+    branches += "else:\n    class MyMLP(LlamaMLP):\n        act = nn.ReLU()"
+
+    assert "defines it in several branches" in refused(loaded_shell, path, branches)
+
+
+def test_class_whose_base_has_its_name_is_refused_with_what_helps(shell, path):
+    said = refused(shell, path, "class LlamaMLP(LlamaMLP):\n    size = 2", name="LlamaMLP")
+
+    assert "its base has the name that it has itself. Give it a name of its own" in said
 
 
 def test_count_that_the_class_keeps_itself_begins_anew(shell, path):

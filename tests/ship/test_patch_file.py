@@ -214,3 +214,23 @@ def test_interrupt_while_a_file_runs_passes_through(write):
         register_patch_file(write("raise KeyboardInterrupt\n"))
 
     assert "mine_of_test" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["mine_of_test.txt", "mine_of_test"])
+def test_file_that_does_not_end_in_py_is_registered(write, name):
+    assert register_patch_file(write(MAPPING, name=name)).keys == ("LlamaMLP",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise SystemExit", "line 1: running it failed: SystemExit"),
+        (
+            "def register():\n    raise SystemExit",
+            "line 2: registering what it holds failed",
+        ),
+    ],
+)
+def test_file_that_exits_is_told_and_does_not_end_the_run(write, text, why):
+    with pytest.raises(LaunchError, match=why):
+        register_patch_file(write(text))

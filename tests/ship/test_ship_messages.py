@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import re
 
 import pytest
@@ -14,10 +13,9 @@ from transformers import WeightConverter
 from transformers.core_model_loading import ConversionOps
 
 import patchlab
-from patchlab.errors import ExportError, LaunchError, TargetError
+from patchlab.errors import ExportError, TargetError
 from patchlab.ship.literals import constant
 from patchlab.ship.probe_command import main
-from patchlab.ship.workers import VARIABLE, register_from_environment
 from tests.ship.cells import USES, refused
 from tests.toys import SubMLP
 
@@ -138,14 +136,6 @@ def test_refusal_of_an_operation_says_why(path, case):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("value", ["{", "3", json.dumps([3]), json.dumps({"a": "b"})])
-def test_variable_that_is_no_list_of_paths_is_told_with_what_sets_it(monkeypatch, value):
-    monkeypatch.setenv(VARIABLE, value)
-
-    with pytest.raises(LaunchError, match=r"Set it to a JSON list of paths, as .*ray_runtime_env"):
-        register_from_environment()
-
-
 @pytest.mark.parametrize(
     ("model_type", "said"),
     [("lama", "has no model type 'lama'. Near: llama"), ("zzzz", "Give one such as llama")],
@@ -153,12 +143,6 @@ def test_variable_that_is_no_list_of_paths_is_told_with_what_sets_it(monkeypatch
 def test_model_type_that_there_is_not_is_told_with_what_is_near(model_type, said):
     with pytest.raises(TargetError, match=said):
         main(["-p", "x.py", "--model-type", model_type])
-
-
-@pytest.mark.parametrize("plan", ["nowhere.json", '{"a": 1}'])
-def test_plan_that_is_none_is_told_with_one_that_is(plan):
-    with pytest.raises(LaunchError, match=r"Give auto, or such as '\{\"model\.layers"):
-        main(["-p", "x.py", "--model-type", "llama", "--tp-plan", plan])
 
 
 def test_constants_of_the_kinds_above_are_written_where_they_can_be():

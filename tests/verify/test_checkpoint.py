@@ -214,6 +214,7 @@ def test_new_parameter_that_nothing_initializes_is_an_error(llama):
 
     (weights,) = report.classes
     assert weights.uninitialized == ("model.layers.0.mlp.bias2", "model.layers.1.mlp.bias2")
+    assert "Not initialized" in report.to_text().splitlines()[1]
     assert "model.layers.0.mlp.scale" in weights.constants
     assert "model.layers.0.mlp.offset" in weights.constants
     assert codes(report) == ["PL301", "PL303"]
@@ -227,6 +228,8 @@ def test_parameter_that_the_replacement_initializes_is_fine(llama):
     assert report.ok
     assert weights.initialized == ("model.layers.0.mlp.bias2", "model.layers.1.mlp.bias2")
     assert weights.uninitialized == weights.random == weights.constants == ()
+    assert "By its own code" in report.to_text().splitlines()[1]
+    assert "Not initialized" not in report.to_text()
 
 
 def test_parameter_that_the_model_initializes_is_told_to_be_random(llama):

@@ -58,6 +58,21 @@ def test_conversion_that_would_save_a_corrupt_checkpoint_is_an_error(tmp_path, g
         assert "concatenate_by_config" in report.findings[0].message
 
 
+def test_text_has_each_conversion_whole_on_a_line_of_its_own(qwen):
+    own = get_checkpoint_conversion_mapping("qwen2_moe")
+    both = {"qwen2_moe": [*own, *qwen2_moe_conversions()["qwen2_moe"]]}
+    mapping = {"Qwen2MoeAttention": FusedQwen2MoeAttention}
+
+    report = patchlab.check_checkpoint(qwen, None, mapping, conversions=both)
+
+    lines = report.to_text().splitlines()
+    assert len(report.reversals) == 3
+    for reversal in report.reversals:
+        assert f"● conversion {reversal.name} · reverses" in lines
+    assert any("Qwen2MoeAttention → FusedQwen2MoeAttention" in line for line in lines)
+    assert "…" not in report.to_text()
+
+
 def test_large_tensors_are_checked_by_value_without_being_made_whole(tmp_path):
     sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
     config = llama_config(**sizes, num_hidden_layers=1, intermediate_size=32)

@@ -204,7 +204,7 @@ def test_model_in_the_cache_is_read_through_its_links(tmp_path, monkeypatch):
 
 def test_missing_shard_and_missing_key_are_told(tmp_path):
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"names one\.safetensors, and there is no such"):
+    with pytest.raises(CheckpointError, match=r"names 'one\.safetensors', and there is no such"):
         read_checkpoint(tmp_path)
 
     write(tmp_path / "one.safetensors", "other")
@@ -237,3 +237,14 @@ def test_folder_with_two_files_and_no_index_asks_for_one_of_them(tmp_path):
     with pytest.raises(CheckpointError, match=r"two\.safetensors\. Give one of its files"):
         read_checkpoint(tmp_path)
     assert set(read_checkpoint(tmp_path / "two.safetensors").tensors) == {"a"}
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "\ud800", "a\0b"])
+def test_file_name_that_no_file_can_have_is_told(tmp_path, name):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": name}}))
+
+    with pytest.raises(CheckpointError, match="there is no such file") as error:
+        read_checkpoint(tmp_path)
+    assert repr(name) in str(error.value)
+    str(error.value).encode()  # Can be printed.

@@ -185,6 +185,9 @@ def test_it_shows_itself_as_text_frame_and_plot(llama):
     comparison = patchlab.compare_outputs(llama, other, INPUTS)
 
     assert "first divergence: model.layers.1.mlp.up_proj" in comparison.to_text()
+    told = comparison.to_text()
+    assert all(row.fqn in told for row in comparison.rows)
+    assert "…" not in told
     frame = comparison.to_frame()
     assert list(frame["fqn"]) == [row.fqn for row in comparison.rows]
     (axes, *_) = comparison.to_plot().axes

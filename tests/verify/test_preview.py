@@ -351,6 +351,14 @@ def test_dead_keys_are_counted_as_zero_and_explained():
     preview = patchlab.preview(llama_config(), {"LLaMADecoderLayer": SubMLP, "LlamaMLP": SubMLP})
     assert preview.counts == {"LLaMADecoderLayer": 0, "LlamaMLP": 2}
     assert finding(preview, "PL104").suggestion == "LlamaDecoderLayer"
+    assert [f.key for f in preview.findings if f.code == "PL102"] == ["LlamaMLP"]
+
+
+def test_a_key_that_replaces_nothing_is_not_advised_to_be_anchored():
+    """'^MLP$' would replace nothing either."""
+    preview = patchlab.preview(llama_config(), {"MLP": Anything})
+    assert finding(preview, "PL104").suggestion == "LlamaMLP"
+    assert "PL102" not in codes(preview)
 
 
 @pytest.mark.parametrize(

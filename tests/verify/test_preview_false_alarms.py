@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,22 @@ def test_a_class_is_refused_and_an_instance_asked_for():
 def test_a_path_that_is_not_there_is_said_to_be_none_and_taken_for_no_model_id(target):
     with pytest.raises(TargetError, match="there is no"):
         patchlab.preview(target, {"LlamaMLP": SubMLP})
+
+
+@pytest.mark.parametrize("target", ["", "tiny.Q4_0.gguf"])
+def test_a_gguf_file_is_named_with_the_way_to_its_model(tmp_path, target):
+    (tmp_path / "tiny.Q4_0.gguf").write_bytes(b"GGUF")
+
+    said = re.escape(f"from_pretrained({str(tmp_path)!r}, gguf_file='tiny.Q4_0.gguf')")
+    with pytest.raises(TargetError, match=said):
+        patchlab.preview(tmp_path / target, {"LlamaMLP": SubMLP})
+
+
+def test_a_gguf_file_beside_a_config_is_no_matter(tmp_path):
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    llama_config().save_pretrained(tmp_path)
+
+    assert patchlab.preview(tmp_path, {"LlamaMLP": SubMLP}).ok
 
 
 def test_a_module_that_takes_more_than_its_config_is_judged_by_its_tree():
