@@ -36,7 +36,7 @@ def test_scopes_leave_no_memory_behind():
     tracemalloc.start()
     try:
         memory_of(50)
-        # What else goes on in the process, such as a table that grows, comes once; a leak each time.
+        # What else goes on in the process, such as a table that grows, comes once; a leak, always.
         few, many = memory_of(50), min(memory_of(300) for _ in range(3))
     finally:
         tracemalloc.stop()
