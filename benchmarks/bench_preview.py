@@ -83,7 +83,7 @@ def main() -> None:
     results = measure(options.rounds)
     print_table(results)
     if options.json:
-        write_json("preview", results)
+        write_json("preview", results, {})
 
 
 if __name__ == "__main__":
