@@ -48,6 +48,14 @@ class Built:
     cloned: bool = False
     skeleton: Skeleton | None = None
 
+    @property
+    def new_parts(self) -> dict[str, nn.Module]:
+        """Path → part of the new module, as it is now.
+
+        A clone has those of the old one, none of which is the old one itself.
+        """
+        return {**self.old_parts, "": self.module} if self.cloned else parts_of(self.module)
+
 
 def build_modules(
     sites: tuple[Site, ...], mapping: PatchMapping, snapshots: list[Snapshot], *, clone: bool

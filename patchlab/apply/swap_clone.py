@@ -38,6 +38,8 @@ _UNSEEN = frozenset(
 )
 # What runs the old class's forward; a swap carries it over elsewhere, or says that it cannot.
 _CALLS = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
+_HOLDS_NOTHING = frozenset({bool, int, float, str, type(None)})
+_NO_REFERENCE = _CALLS | {"_parameters", "_buffers", "_non_persistent_buffers_set"}
 _COPIED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -88,11 +90,14 @@ def _differs_unseen(replacement: type[nn.Module], original: type[nn.Module]) -> 
 def _refers_to(part: nn.Module, old: nn.Module) -> bool:
     """Tell whether a part holds the module it is in, or a method of it, which would be the old."""
     for name, value in vars(part).items():
-        if name in _CALLS:
+        # Most of what a module has: flags, tensors, and tables without entries.
+        if type(value) in _HOLDS_NOTHING or name in _NO_REFERENCE:
             continue
         items: Any = (value,)
         if isinstance(value, dict):
-            items = value.values() if value else ()
+            if not value:
+                continue
+            items = value.values()
         elif isinstance(value, (list, tuple)):
             items = value
         for item in items:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from patchlab.apply.swap_build import Built
 from patchlab.apply.swap_parts import Parts
 from patchlab.apply.swap_sites import Sites
 from patchlab.apply.swap_tensors import Filled
-from patchlab.apply.tensor_names import joined, parts_of, tensors_at
+from patchlab.apply.tensor_names import joined, tensors_at
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.classes import subclasses_of
 from patchlab.plan.dead_keys import dead_key_findings
@@ -94,12 +94,17 @@ def frozen_findings(built: list[Built], filled: list[Filled]) -> list[Finding]:
     ]
 
 
-def tie_findings(model: nn.Module, built: list[Built]) -> list[Finding]:
-    """Tell of parameters of a replaced module that are held outside of it too (tied weights)."""
+def tie_findings(parts: Mapping[str, nn.Module], built: list[Built]) -> list[Finding]:
+    """Tell of parameters of a replaced module that are held outside of it too (tied weights).
+
+    Args:
+        parts: FQN → module of the model, as it is before the swap.
+        built: The new modules.
+    """
     inside = {id(part) for b in built for part in b.old_parts.values()}
     outside: dict[int, str] = {}
-    for fqn, module in parts_of(model).items():
-        if id(module) not in inside:
+    for fqn, module in parts.items():
+        if module._parameters and id(module) not in inside:
             for name, own in module._parameters.items():
                 if own is not None:
                     outside.setdefault(id(own), f"{fqn}.{name}" if fqn else name)
@@ -212,6 +217,8 @@ def optimizer_findings(built: list[Built]) -> list[Finding]:
 
 def conversion_findings(model: nn.Module, conversions: Conversions) -> list[Finding]:
     """Tell of conversions that are given for a model type or class that is not there."""
+    if not conversions:
+        return []
     names = {type(model).__name__}
     for module in model.modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)

@@ -34,7 +34,6 @@ from patchlab.apply.swap_sites import Sites, find_sites
 from patchlab.apply.swap_snapshot import Snapshot
 from patchlab.apply.swap_state import carry_state, shared_parts
 from patchlab.apply.swap_tensors import Filled, already_filled, fill
-from patchlab.apply.tensor_names import parts_of
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.skeleton import without_scopes
 from patchlab.plan.findings import Finding, ordered
@@ -89,7 +88,7 @@ def _prepare(
     model: nn.Module, rules: PatchMapping, conversions: Conversions, snapshots: list[Snapshot]
 ) -> Prepared:
     sites = find_sites(model, rules)
-    live = frozenset(id(module) for module in parts_of(model).values())
+    live = frozenset(map(id, sites.parts.values()))
     built, parts, converted = _build(model, sites, rules, conversions, snapshots, live, clone=True)
     if any(item.cloned for item in built) and any(c.made for c in converted.values()):
         # Conversions have work to do, and a clone has the old children.
@@ -117,7 +116,7 @@ def _prepare(
         *key_findings(rules, counts, sites),
         *tensor_findings(built, filled, unplaced),
         *frozen_findings(built, filled),
-        *tie_findings(model, built),
+        *tie_findings(sites.parts, built),
         *part_findings(built, parts),
         *left_findings(built, left),
         *optimizer_findings(built),
@@ -158,7 +157,8 @@ def _convert(
     converted = {}
     for number, owner in owners.items():
         items = [b for b in built if b.site.owner is owner and not b.finished]
-        if not items:
+        if not items or (not conversions and all(item.cloned for item in items)):
+            # A clone has the layout that its original has, however the checkpoint is laid out.
             converted[number] = NOTHING
         elif owner is None:
             transforms = conversions.get(type(model).__name__, [])

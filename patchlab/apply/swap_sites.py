@@ -68,11 +68,13 @@ class Sites:
         sites: The modules to replace, in order; none lies below another.
         done: Key → modules that are of the rule's replacement class already.
         class_names: The names of all classes in the model.
+        parts: FQN → module, of the whole model.
     """
 
     sites: tuple[Site, ...]
     done: dict[str, int]
     class_names: frozenset[str]
+    parts: dict[str, nn.Module]
 
 
 def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
@@ -85,7 +87,8 @@ def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
     fqns: dict[int, str] = {}
     hanging: dict[int, list[Slot]] = {}
     names: set[str] = set()
-    for fqn, module in parts_of(model).items():
+    parts = parts_of(model)
+    for fqn, module in parts.items():
         fqns[id(module)] = fqn
         names.add(class_of(module).__name__)
         for name, child in module._modules.items():
@@ -121,4 +124,4 @@ def find_sites(model: nn.Module, mapping: PatchMapping) -> Sites:
         for child in reversed(list(module._modules.values())):
             if child is not None:
                 stack.append((child, owner, owner_fqn, inside))
-    return Sites(tuple(sites), done, frozenset(names))
+    return Sites(tuple(sites), done, frozenset(names), parts)

@@ -15,7 +15,7 @@ from torch import nn
 from patchlab.apply.swap_build import Built
 from patchlab.apply.swap_offload import HOOK, carry_accelerate
 from patchlab.apply.swap_recipes import Skeleton
-from patchlab.apply.tensor_names import joined, parts_of
+from patchlab.apply.tensor_names import joined
 
 _CALL_HOOKS = (
     "_forward_hooks",
@@ -47,7 +47,7 @@ def carry_state(built: Built, live: frozenset[int] = frozenset()) -> list[str]:
     Returns:
         What could not follow, one phrase each.
     """
-    old_parts, new_parts = built.old_parts, parts_of(built.module)
+    old_parts, new_parts = built.old_parts, built.new_parts
     inside = {id(part) for part in new_parts.values()}
     left: list[str] = []
     for path, new in new_parts.items():

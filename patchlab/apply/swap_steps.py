@@ -15,6 +15,7 @@ from patchlab._upstream import pretrained_model_class
 from patchlab.apply.recorders import adopt_recorders
 from patchlab.apply.swap_build import Built
 from patchlab.apply.swap_converting import Converted
+from patchlab.apply.swap_follow import follower
 from patchlab.apply.swap_snapshot import Snapshot
 from patchlab.apply.tensor_names import parts_of
 from patchlab.errors import SwapError
@@ -24,6 +25,10 @@ _MISSING = object()
 _CALLS = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
 
 
+def _nothing() -> None:
+    """Do nothing, in a step that only has something to take back."""
+
+
 class Step:
     """One change of a commit that can be taken back; taking back what was not done does no harm."""
 
@@ -31,7 +36,7 @@ class Step:
         self,
         do: Callable[[], None],
         undo: Callable[[], None],
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = _nothing,
     ) -> None:
         self.do, self.undo, self.check = do, undo, check
 
@@ -51,7 +56,9 @@ def commit_steps(
 ) -> list[Step]:
     """Prepare what hangs the new modules in, root or not, and what goes with them."""
     # A factory has done its changes already; they are there to be taken back, last of all.
-    steps = [Step(lambda: None, snapshot.put_back) for snapshot in snapshots if snapshot.changed]
+    steps = [Step(_nothing, snapshot.put_back) for snapshot in snapshots if snapshot.changed]
+    # Before the others, so that it is done when the old modules are all there again.
+    steps += [Step(_nothing, follower(model, item)) for item in built]
     for item in built:
         if item.site.module is model:
             steps.append(_root_step(model, item))
@@ -105,7 +112,7 @@ def _modes(item: Built) -> Callable[[], None]:
     So a model that is set to train or eval during a swap stays in that mode. It may be called
     again. A part that the new module has not goes with the nearest above it.
     """
-    flags = {path: part.training for path, part in parts_of(item.module).items()}
+    flags = {path: part.training for path, part in item.new_parts.items()}
     # The dicts, since a root that is replaced is the same object with another one meanwhile.
     olds = {path: (part, vars(part)) for path, part in item.old_parts.items()}
 
