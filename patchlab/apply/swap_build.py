@@ -7,15 +7,15 @@ A replacement that can be made from the module itself says so with a class metho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from patchlab.apply.construct import Frame
-from patchlab.apply.constructing import WithoutRandomInit, under
+from patchlab.apply.construct import Frame, Replaced
+from patchlab.apply.constructing import under
 from patchlab.apply.swap_clone import clone_of
 from patchlab.apply.swap_recipes import FACTORY, Recipe, RecipeBook, Skeleton
 from patchlab.apply.swap_sites import Site
@@ -23,6 +23,7 @@ from patchlab.apply.swap_snapshot import Snapshot
 from patchlab.apply.tensor_names import joined, parts_of, tensors_at
 from patchlab.errors import ApplyError, SwapError
 from patchlab.mapping.rules import PatchMapping
+from patchlab.model.random_init import WithoutRandomInit
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +38,7 @@ class Built:
         finished: Whether the replacement's own factory made it.
         cloned: Whether it has the old module's attributes, and children, and no recipe.
         skeleton: The skeleton its recipe is from, if any.
+        inside: By the id of a part of it, what its construction put there in place of an original.
     """
 
     site: Site
@@ -47,6 +49,18 @@ class Built:
     finished: bool = False
     cloned: bool = False
     skeleton: Skeleton | None = None
+    inside: dict[int, Replaced] = field(default_factory=dict)
+
+    @property
+    def replaced_parts(self) -> list[tuple[str, Replaced]]:
+        """FQN and rule of each part that is replaced as well, since another rule matches it."""
+        if not self.inside:
+            return []
+        return [
+            (joined(self.site.fqn, path), noted)
+            for path, part in self.new_parts.items()
+            if path and (noted := self.inside.get(id(part))) and noted.module() is part
+        ]
 
     @property
     def new_parts(self) -> dict[str, nn.Module]:
@@ -88,14 +102,19 @@ def build_modules(
             clones[i] = cloned
     classes = {site.original for site in sites}
     calls = [recipe for recipe, _ in recipes.values()]
-    made = dict(zip(recipes, construct(calls, mapping, classes, torch.device("meta")), strict=True))
+    noted: list[Replaced] = []
+    modules = construct(calls, mapping, classes, torch.device("meta"), noted=noted)
+    made = dict(zip(recipes, modules, strict=True))
+    inside = {id(part): one for one in noted if (part := one.module()) is not None}
     built = []
     for i, (site, factory) in enumerate(zip(sites, factories, strict=True)):
         if i in clones:
             item = Built(site, clones[i], None, parts[i], tensors[i], cloned=True)
         elif factory is None:
             recipe, skeleton = recipes[i]
-            item = Built(site, made[i], recipe, parts[i], tensors[i], skeleton=skeleton)
+            item = Built(
+                site, made[i], recipe, parts[i], tensors[i], skeleton=skeleton, inside=inside
+            )
         else:
             snapshots.append(Snapshot(site.module))
             module = _from_factory(site, factory, tensors[i])
@@ -113,6 +132,7 @@ def construct(
     device: torch.device,
     *,
     largest: int = -1,
+    noted: list[Replaced] | None = None,
 ) -> list[nn.Module]:
     """Call originals' constructors under the mapping, so that their replacements come out.
 
@@ -126,6 +146,7 @@ def construct(
         classes: The originals, also such as no rule would look for.
         device: Where the tensors are made.
         largest: Tensors of more elements than that are not filled with random numbers.
+        noted: Takes what was replaced, the parts of what was constructed too.
 
     Raises:
         SwapError: A constructor raised.
@@ -139,7 +160,10 @@ def construct(
 
     frame = Frame(mapping, classes=set(classes))
     with torch.random.fork_rng(devices=[]), WithoutRandomInit(largest):
-        return under(frame, build_all)
+        made = under(frame, build_all)
+    if noted is not None:
+        noted += frame.replaced
+    return made
 
 
 def _check_not_lazy(site: Site, tensors: dict[str, torch.Tensor]) -> None:

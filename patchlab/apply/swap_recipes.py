@@ -21,11 +21,12 @@ import torch
 from torch import nn
 
 from patchlab.apply.construct import Construction, Frame
-from patchlab.apply.constructing import WithoutRandomInit, under
+from patchlab.apply.constructing import under
 from patchlab.apply.parametrized import class_of, computed_tensors, made_from
 from patchlab.apply.swap_sites import Site
 from patchlab.errors import SwapError
 from patchlab.mapping.rules import PatchMapping
+from patchlab.model.random_init import WithoutRandomInit
 from patchlab.model.skeleton import copied_config, without_scopes
 
 FACTORY = "from_original"

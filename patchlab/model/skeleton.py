@@ -21,6 +21,7 @@ from torch import nn
 from patchlab._upstream import is_transformers_name, pretrained_model_class
 from patchlab.errors import PatchlabError, TargetError
 from patchlab.model.catalog import load_catalog
+from patchlab.model.random_init import WithoutRandomInit
 
 T = TypeVar("T")
 
@@ -184,7 +185,7 @@ def copied_config(config: Any, memo: dict[int, Any] | None = None) -> Any:
 
 def _on_meta(cls: type[nn.Module]) -> Callable[[Any], nn.Module]:
     def build(config: Any) -> nn.Module:
-        with torch.device("meta"):
+        with torch.device("meta"), WithoutRandomInit():
             return cls(copied_config(config) if _is_config(config) else copy.deepcopy(config))
 
     return build

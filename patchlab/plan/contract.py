@@ -91,7 +91,7 @@ def build_failure(evidence: Evidence) -> Iterator[Finding]:
 
 def forward_arguments(evidence: Evidence) -> Iterator[Finding]:
     """PL202: an argument of `forward` is lost, renamed, or swallowed by `**kwargs`."""
-    for replacement in _kept(evidence):
+    for replacement in evidence.kept:
         original, new = replacement.original, replacement.replacement
         theirs, ours = forward_parameters(original), forward_parameters(new)
         if not theirs or not ours or new.forward is original.forward or _passes_on(ours):
@@ -131,7 +131,7 @@ def forward_arguments(evidence: Evidence) -> Iterator[Finding]:
 def return_arity(evidence: Evidence) -> Iterator[Finding]:
     """PL203: `forward` returns another number of values, or the patched forward fails."""
     told = False
-    for replacement in _kept(evidence):
+    for replacement in evidence.kept:
         before = _call_at(evidence.calls_before, replacement)
         after = _call_at(evidence.calls_after, replacement)
         if before is None or after is None or before.returned == after.returned:
@@ -163,7 +163,7 @@ def never_called(evidence: Evidence) -> Iterator[Finding]:
     """PL205: a replaced module that the patched model builds and never calls."""
     if not evidence.calls_after or evidence.forward_failure:
         return
-    for replacement in _kept(evidence):
+    for replacement in evidence.kept:
         idle = [
             fqn
             for fqn in replacement.fqns
@@ -179,15 +179,6 @@ def never_called(evidence: Evidence) -> Iterator[Finding]:
                 f"never called, where {replacement.original.__name__}'s was. Something around it "
                 f"uses its parts instead.",
             )
-
-
-def _kept(evidence: Evidence) -> list[Replacement]:
-    """Return the replacements that the patched skeleton has, so without those swallowed."""
-    if evidence.after is None:
-        dropped = {container.class_name for container in evidence.containers}
-        return [r for r in evidence.plan if r.original.__name__ not in dropped]
-    classes = {n.fqn: n.cls for n in evidence.after.nodes}
-    return [r for r in evidence.plan if any(classes.get(f) is r.replacement for f in r.fqns)]
 
 
 def _passes_on(parameters: tuple[str, ...]) -> bool:

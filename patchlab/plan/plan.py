@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -45,7 +46,7 @@ class Replacement:
         return f"{len(self.fqns)} × {self.original.__name__} → {self.replacement.__name__}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class PatchPlan:
     """What a mapping replaces in one target.
 
@@ -62,7 +63,7 @@ class PatchPlan:
         """Key → number of modules replaced, 0 included, in the order of the rules."""
         return counts_of(self.mapping, self.replacements)
 
-    @property
+    @cached_property
     def fqns(self) -> dict[str, Replacement]:
         """FQN → the replacement that takes place there."""
         return {fqn: replacement for replacement in self.replacements for fqn in replacement.fqns}

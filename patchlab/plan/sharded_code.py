@@ -12,7 +12,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 
 HEAD_COUNTS = frozenset(
     {
@@ -64,7 +64,7 @@ def own_methods(cls: type) -> tuple[ast.FunctionDef, ...]:
             break
         for name, value in vars(base).items():
             if isinstance(value, FunctionType) and name not in found:
-                parsed = _parsed(inspect.unwrap(value))
+                parsed = _parsed(getattr(inspect.unwrap(value), "__code__", None))
                 if parsed is not None:
                     found[name] = parsed
     return tuple(found.values())
@@ -175,9 +175,10 @@ class _Flow:
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(function: FunctionType) -> ast.FunctionDef | None:
+def _parsed(code: CodeType | None) -> ast.FunctionDef | None:
+    # Of the code, since a function that is remembered would keep its class alive.
     try:
-        lines, first = inspect.getsourcelines(function)
+        lines, first = inspect.getsourcelines(code)  # type: ignore[arg-type]
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError, ValueError):
         return None

@@ -1,9 +1,7 @@
-"""Dry runs: the skeletons of a preview, built and run on the meta device, and what they show.
+"""Dry runs: the skeletons of a preview, built on the meta device, and what that shows.
 
 The unpatched skeleton is built with its constructor calls noted, the patched one in a scope, so
-that nothing of it is left. Both are then run once, at batch 3: with a batch of 2 a single tensor
-passes for two return values. Nothing is computed on the meta device; models whose forward needs
-values, or other inputs than tokens, cannot be run, and are judged without.
+that nothing of it is left, and with what its replacements hold initialized.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import contextlib
 import re
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +22,8 @@ from patchlab.apply.construct import Construction, Frame, close_frame, open_fram
 from patchlab.apply.hooks import without_registered
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.skeleton import build_unpatched
-from patchlab.plan.evidence import BuildFailure, ConstructorCall, ForwardCall
+from patchlab.plan.evidence import BuildFailure, ConstructorCall
 
-BATCH, LENGTH = 3, 4
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -46,7 +43,7 @@ def build_observed(build: Callable[[Any], nn.Module], config: Any, mapping: Patc
         TargetError: The model's own constructor fails: without a patch that is no finding.
     """
     noted: list[Construction] = []
-    with _framed(Frame(mapping, constructions=noted)):
+    with _framed(Frame(mapping, constructions=noted, dry=True)):
         model = build_unpatched(build, config)
     return Built(model, calls=_distinct_calls(noted))
 
@@ -54,7 +51,7 @@ def build_observed(build: Callable[[Any], nn.Module], config: Any, mapping: Patc
 def build_patched(build: Callable[[Any], nn.Module], config: Any, mapping: PatchMapping) -> Built:
     """Build the patched skeleton; an error in it is the result, not raised."""
     model = None
-    frame = Frame(mapping)
+    frame = Frame(mapping, dry=True)
     try:
         with _framed(frame):
             model = build(config)
@@ -62,64 +59,6 @@ def build_patched(build: Callable[[Any], nn.Module], config: Any, mapping: Patch
     except Exception as error:  # noqa: BLE001  (a replacement may raise anything; it is reported)
         return Built(model, _failure(error, mapping))
     return Built(model)
-
-
-class _SeenEnough(Exception):
-    """Ends a forward run once every module that was asked for has been called."""
-
-
-def run_forward(model: nn.Module, fqns: Iterable[str]) -> tuple[dict[str, ForwardCall], str]:
-    """Run a skeleton on token ids until some modules and their parents have been called.
-
-    One layer is enough to see how its parts are called, so a model of sixty is not run to the end.
-
-    Args:
-        model: The skeleton.
-        fqns: The modules to see; those that the model does not have are passed over.
-
-    Returns:
-        FQN → call of what was seen, and the error, "" if there was none.
-    """
-    modules = dict(model.named_modules())
-    parents = {fqn.rpartition(".")[0] for fqn in fqns}
-    waiting = {fqn for fqn in {*fqns, *parents} if fqn in modules and not _is_holder(modules[fqn])}
-    wanted, calls, hooks = set(waiting), dict[str, ForwardCall](), []
-
-    def note_at(fqn: str) -> Callable[..., None]:
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls.setdefault(fqn, ForwardCall(len(args), tuple(kwargs), _returned(output)))
-            waiting.discard(fqn)
-            if not waiting:
-                raise _SeenEnough
-
-        return note
-
-    for fqn in wanted:
-        hooks.append(modules[fqn].register_forward_hook(note_at(fqn), with_kwargs=True))
-    training = {module: module.training for module in modules.values()}
-    try:
-        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
-        with torch.no_grad(), torch.device("meta"):
-            model.eval()(input_ids=tokens)
-        return calls, ""
-    except _SeenEnough:
-        return calls, ""
-    except Exception as error:  # noqa: BLE001  (the caller decides)
-        return calls, _shortly(error)
-    finally:
-        for module, was in training.items():
-            module.training = was
-        for hook in hooks:
-            hook.remove()
-
-
-def _is_holder(module: nn.Module) -> bool:
-    """Tell whether a module is a list or dict of modules that has no forward to call.
-
-    A subclass may well have one, as a list of experts that routes to them.
-    """
-    is_holder = isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return is_holder and type(module).forward in (nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
 @contextlib.contextmanager
@@ -182,14 +121,6 @@ def _value_text(value: Any) -> str:
     return type(value).__name__
 
 
-def _returned(output: Any) -> str:
-    if isinstance(output, torch.Tensor):
-        return "a tensor"
-    if type(output) in (tuple, list):
-        return f"{len(output)} value{'s' * (len(output) != 1)}"
-    return f"a {type(output).__name__}"
-
-
 def _failure(error: Exception, mapping: PatchMapping) -> BuildFailure:
     """Say in which function a build failed, and for the sake of which class."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -207,10 +138,11 @@ def _failure(error: Exception, mapping: PatchMapping) -> BuildFailure:
     code = at[0].f_code
     where = f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
     file = code.co_filename.rpartition("/")[2]
-    return BuildFailure(_shortly(error), f"{where} ({file}:{at[1]})", subject, stage)
+    return BuildFailure(shortly(error), f"{where} ({file}:{at[1]})", subject, stage)
 
 
-def _shortly(error: Exception) -> str:
+def shortly(error: Exception) -> str:
+    """Return an error in a line, without what differs from run to run."""
     lines = str(error).strip().splitlines()
     # Addresses differ from run to run; the first sentences of a long text say what it is about.
     text = textwrap.shorten(_ADDRESS.sub("", lines[0] if lines else ""), 240, placeholder=" …")

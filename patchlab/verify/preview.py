@@ -24,15 +24,15 @@ from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.skeleton import model_builder, without_scopes
 from patchlab.model.tree import ModuleTree, module_tree
 from patchlab.plan.analyses import judge
-from patchlab.plan.evidence import Evidence, ForwardCall
+from patchlab.plan.evidence import Evidence
 from patchlab.plan.explain import finding_remarks, raise_errors
 from patchlab.plan.findings import Finding, has_errors
 from patchlab.plan.plan import PatchPlan, Replacement, grouped
-from patchlab.plan.wording import needs_values
 from patchlab.render.numbers import count, human
 from patchlab.render.rows import Mark, Table, Tone
 from patchlab.render.shown import Shown
-from patchlab.verify.dry_run import build_observed, build_patched, run_forward
+from patchlab.verify.dry_run import build_observed, build_patched
+from patchlab.verify.forward_evidence import observe_forwards
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -208,17 +208,7 @@ def gather(target: Any, rules: PatchMapping) -> Evidence:
     plan = plan_for(before, rules)
     patched = build_patched(build, config, rules)
     after = None if patched.model is None else module_tree(patched.model)
-    # A replacement that keeps its original's forward is called and returns as ever: no run is
-    # needed.
-    first = [r.fqns[0] for r in plan if r.replacement.forward is not r.original.forward]
-    calls_before, cannot = run_forward(model, first) if first else ({}, "")
-    calls_after: dict[str, ForwardCall] = {}
-    failed = ""
-    if first and patched.model is not None and not cannot:
-        calls_after, failed = run_forward(patched.model, first)
-        if needs_values(failed):
-            # A forward that reads values runs on real tensors; here it is judged without a run.
-            calls_after, failed = {}, ""
+    run_before, run_after = observe_forwards(model, before, patched.model, plan)
     return Evidence(
         rules,
         plan,
@@ -228,9 +218,9 @@ def gather(target: Any, rules: PatchMapping) -> Evidence:
         patched.failure,
         load_catalog(),
         observed.calls,
-        calls_before,
-        calls_after,
-        failed,
+        run_before.calls,
+        run_after.calls,
+        run_after.failure,
     )
 
 
