@@ -2,10 +2,12 @@
 
     python -m benchmarks.bench_routing [--rounds 15] [--json]
 
-Models of one size, 8 layers of 64 experts with 8 for each token: one is bare, one is recorded and
-replayed, one has transformers' own output recorders on its routers, whose hooks stay. A run of
-decode is 32 tokens over a cache. Entering and leaving the scope is part of each run, and so is
-making whole sequences of what was recorded.
+Models of one size, 8 layers of 64 experts with 8 for each token: one is recorded and replayed, one
+has transformers' own output recorders on its routers, whose hooks stay, and one has routers of a
+class that can be told its experts, recorded by an output recorder: the recipe of the transformers
+guide to monkey patching. Hooks by hand keep what a router returns, and nothing that says which
+token it belongs to. A run of decode is 32 tokens over a cache. Entering and leaving the scope is
+part of each run, and so is making whole sequences of what was recorded.
 """
 
 from __future__ import annotations
@@ -13,10 +15,15 @@ from __future__ import annotations
 import argparse
 import inspect
 import time
+from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 from transformers import DynamicCache, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
 
+import patchlab
 from benchmarks.report import Measured, compare, print_table, write_json
 from patchlab.routing import RoutingTrace, find_routers, record_routing, replay_routing
 
@@ -62,6 +69,56 @@ def decode(model: Qwen3MoeForCausalLM, **options: bool) -> None:
         model(torch.tensor([[token]]), use_cache=True, **handed, **options)
 
 
+class ToldRouter(Qwen3MoeTopKRouter):
+    """A router that takes the experts it is told, as the guide's recipe has it."""
+
+    told: torch.Tensor | None = None
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return logits, scores and indices."""
+        flat = hidden_states.reshape(-1, self.hidden_dim)
+        logits = functional.softmax(functional.linear(flat, self.weight), dim=-1, dtype=torch.float)
+        if self.told is None:
+            scores, indices = torch.topk(logits, self.top_k, dim=-1)
+        else:
+            indices = self.told
+            scores = logits.gather(-1, indices)
+        if self.norm_topk_prob:
+            scores = scores / scores.sum(dim=-1, keepdim=True)
+        return logits, scores.to(logits.dtype), indices
+
+
+def build_recipe() -> Qwen3MoeForCausalLM:
+    """Build a model with those routers and the output recorder for them."""
+    with patchlab.patched({"Qwen3MoeTopKRouter": ToldRouter}, on_finding="ignore"):
+        model = build()
+    inner = model.model
+    known = _CAN_RECORD_REGISTRY.get(inner) or {}
+    recorder = OutputRecorder(ToldRouter, index=2)
+    _CAN_RECORD_REGISTRY[inner] = {**known, "selected_experts": recorder}
+    return model
+
+
+def hooked_by_hand(
+    run: Callable[..., None], model: Qwen3MoeForCausalLM
+) -> dict[str, list[torch.Tensor]]:
+    """Run with a hook on each router that keeps the indices."""
+    kept: dict[str, list[torch.Tensor]] = {}
+    handles = [
+        module.register_forward_hook(
+            lambda _, __, output, fqn=fqn: kept.setdefault(fqn, []).append(output[2])
+        )
+        for fqn, module in model.named_modules()
+        if isinstance(module, Qwen3MoeTopKRouter)
+    ]
+    try:
+        run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
 def trace_of(run, model) -> RoutingTrace:
     """Record one run."""
     with record_routing(model) as trace:
@@ -73,7 +130,7 @@ def measure(rounds: int) -> list[Measured]:
     """Measure prefill and decode against a bare forward and against transformers' recorders."""
     # Bare and recorded on one model: two that are equal lie elsewhere in memory, and differ by more
     # than what is measured. Nothing is attached outside of the block.
-    watched, hooked = build(), build()
+    watched, hooked, recipe = build(), build(), build_recipe()
     results: list[Measured] = []
     for name, run in (("prefill", prefill), ("decode", decode)):
         trace = trace_of(run, watched)
@@ -92,11 +149,23 @@ def measure(rounds: int) -> list[Measured]:
         def upstream(run=run) -> None:
             run(hooked, output_router_logits=True)
 
+        def by_hand(run=run) -> None:
+            hooked_by_hand(run, watched)
+
+        def by_recipe(run=run) -> None:
+            run(recipe, output_selected_experts=True)
+
         target = TARGETS[name]
         results += compare(
             f"{name}, against a bare forward",
             bare,
-            {"record": recorded, "replay": replayed, "output recorders": upstream},
+            {
+                "record": recorded,
+                "replay": replayed,
+                "hooks by hand": by_hand,
+                "output recorders": upstream,
+                "the guide's recipe, recorded": by_recipe,
+            },
             rounds=rounds,
             targets={"record": target},
         )

@@ -271,8 +271,9 @@ class Soak:
                 with contextlib.suppress(KeyboardInterrupt):
                     model(ids)
                 handle.remove()
-        with torch.no_grad(), patchlab.replay_routing(self.build(MOE), trace):
-            pass
+        other = self.build(MOE)
+        with torch.no_grad(), patchlab.replay_routing(other, trace):
+            other(ids)
         trace.to_text()
 
     def shown_routing(self) -> None:

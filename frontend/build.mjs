@@ -5,7 +5,7 @@ import { statSync } from "node:fs";
 const target = process.argv[2] ?? new URL("../patchlab/notebook/static", import.meta.url).pathname;
 // Names of our own fields and methods, which no browser interface and no trait has; shortened.
 const OWN = `
-  actions activate active allFindings allFqns applySwitches changesOnly chose clicked clickedTab clickedTwice closeDetails columns copyFqn countText
+  actions activate active allFindings depth element hits input marks parent problem shape shared tied allFqns applySwitches changesOnly chose clicked clickedTab clickedTwice closeDetails columns copyFqn countText
   drawDetails drawError drawFindings drawVerdict failure fillClass focusTree foldNameOf foldNames grid folding
   folds found fqns group groupSize guard hasChildren hasFocus isDiff isFolded isRegex keep keptCount
   leastHeight lineOf lines listeners looksLike makeButton makeFinding makeLine makeSwitch matcher

@@ -2,7 +2,7 @@
 // and findings follow when Python has answered.
 
 import { make } from "./dom.js";
-import { counted, exact } from "./format.js";
+import { counted, exact, printable } from "./format.js";
 import { icon } from "./icons.js";
 
 /**
@@ -55,7 +55,7 @@ export function makeDetails({ fqn, stands, sides, state, answer, onCopy, onClose
     make(
       "div",
       { class: "top" },
-      make("h3", { title: fqn }, ...breakable(fqn || "(the root)")),
+      make("h3", { title: fqn }, ...breakable(printable(fqn) || "(the root)")),
       copyButton,
       closeButton,
     ),

@@ -22,6 +22,17 @@ export function human(count) {
 /** @param {number} count */
 export const exact = (count) => (count < 0 ? "uninitialized" : count.toLocaleString("en-US"));
 
+/**
+ * Writes control and format characters as escapes, as `printable` in patchlab/render/text.py does: a
+ * name may hold a line break, or turn the direction of the text around it.
+ * @param {string} text
+ */
+export const printable = (text) =>
+  text.replace(
+    /[\p{C}\p{Zl}\p{Zp}]/gu,
+    (odd) => `\\u${/** @type {number} */ (odd.codePointAt(0)).toString(16).padStart(4, "0")}`,
+  );
+
 /** @param {number} count @param {string} noun */
 export const counted = (count, noun) => `${exact(count)} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -7,7 +7,16 @@
 import { make, set } from "./dom.js";
 import { exact } from "./format.js";
 import { Keys } from "./keys.js";
-import { classesOf, countOf, explain, foldName, nameOf, shareOf, stateOf } from "./wording.js";
+import {
+  classesOf,
+  countOf,
+  explain,
+  foldName,
+  nameOf,
+  relation,
+  shareOf,
+  stateOf,
+} from "./wording.js";
 
 /** @typedef {import("./outline.js").Outline} Outline */
 /** @typedef {{ element: HTMLElement, chevron: HTMLElement, label: HTMLElement, fold: HTMLElement,
@@ -55,7 +64,7 @@ export class Grid {
         make("span", {}, "Module"),
         make("span", {}, "Class"),
         make("span", { class: "num" }, "Parameters"),
-        make("span", {}, "Change"),
+        make("span", {}, outline.columns.isDiff ? "Change" : "Note"),
       ),
       this.tree,
       make("div", { class: "nothing", hidden: true }),
@@ -202,7 +211,7 @@ export class Grid {
     element.style.setProperty("--share", String(shareOf(outline, row)));
 
     line.change.textContent = word;
-    line.change.title = explain(outline, row);
+    line.change.title = `${explain(outline, row)}\n${relation(outline, row)}`.trim();
     set(line.change, "data-note", note || null);
 
     const parts = [name];

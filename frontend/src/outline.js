@@ -4,7 +4,7 @@
 // siblings of one shape fold into one row, unless their marks or hits differ somewhere inside: what
 // is matched, changed or found is never folded away.
 
-import { MARKS } from "./payload.js";
+import { MARKS, STATUSES } from "./payload.js";
 
 /** @typedef {import("./payload.js").Columns} Columns */
 /** @typedef {"before" | "after" | "diff"} Tab */
@@ -14,6 +14,7 @@ import { MARKS } from "./payload.js";
 // rest stand alone. Keeps folding linear when every sibling is marked otherwise.
 const MOST_VARIANTS = 12;
 const FIRST_LOOK = 24; // Rows at most that are open at first.
+const MOST_CHANGES = 300; // With more rows than this, what is replaced is not opened at first.
 const SWALLOWED = MARKS.indexOf("swallowed");
 
 export class Outline {
@@ -80,11 +81,17 @@ export class Outline {
     open[0] = 1;
     if (columns.status.some((status) => status !== 0)) {
       for (let row = columns.rows - 1; row > 0; row--) {
-        if (columns.status[row] || open[row]) open[parent[row]] = 1;
+        // What is in something added or removed follows from it, so that stays closed.
+        const above = STATUSES[columns.status[parent[row]]];
+        if ((columns.status[row] || open[row]) && above !== "added" && above !== "removed") {
+          open[parent[row]] = 1;
+        }
       }
-      // The inside of something replaced follows from it, so that stays closed.
-      for (let row = 1; row < columns.rows; row++) if (columns.status[row]) open[row] = 0;
       this.refilter();
+      if (this.visibleCount > MOST_CHANGES) {
+        for (let row = 1; row < columns.rows; row++) if (columns.status[row]) open[row] = 0;
+        this.relist();
+      }
       return;
     }
     this.refilter();

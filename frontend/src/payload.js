@@ -3,6 +3,8 @@
 // patchlab/render/payload.py writes it and describes the layout. Here it is read and checked, so that
 // the rest of the code may rely on every index; what does not fit is refused with a reason.
 
+import { printable } from "./format.js";
+
 /**
  * A tree of modules in preorder. Where a model is shown alone, `after` is `before`.
  * @typedef {object} Columns
@@ -20,6 +22,7 @@
  * @property {Indices} status Index into `STATUSES`.
  * @property {Indices} shape Equal for siblings that are equal with all that is in them.
  * @property {Indices} shared Row of the first place of a shared module, plus 1; 0 if not shared.
+ * @property {Indices} tied Row of the module that has one of its parameters first, plus 1; 0 if none.
  */
 /** @typedef {Uint8Array | Uint16Array | Uint32Array} Indices */
 
@@ -104,7 +107,7 @@ export function readTree(view) {
   return {
     rows,
     names,
-    classes: /** @type {[string, string][]} */ (classes),
+    classes: classes.map(([label, place]) => [printable(label), place]),
     numbers,
     isDiff: diff === true,
     depth,
@@ -116,6 +119,7 @@ export function readTree(view) {
     status: column("status", STATUSES.length, empty),
     shape: column("shape", 0x100000000),
     shared: column("shared", rows + 1, empty),
+    tied: column("tied", rows + 1, empty),
   };
 }
 

@@ -171,7 +171,8 @@ export class TreeView {
       guard: this.guard,
     });
     this.panel.append(this.grid.element);
-    this.root.classList.toggle("plain", !columns.isDiff && !columns.shared.some((row) => row > 0));
+    const noted = [columns.shared, columns.tied].some((rows) => rows.some(Boolean));
+    this.root.classList.toggle("plain", !columns.isDiff && !noted);
     if (columns.isDiff) {
       set(this.panel, "role", "tabpanel");
       set(this.panel, "aria-label", "Modules");

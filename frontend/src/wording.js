@@ -1,6 +1,6 @@
 // What a row says: names, classes, counts and states in words. Pure functions on an outline.
 
-import { exact, human, joinNames } from "./format.js";
+import { exact, human, joinNames, printable } from "./format.js";
 import { MARKS, STATUSES } from "./payload.js";
 
 /** @typedef {import("./outline.js").Outline} Outline */
@@ -32,24 +32,34 @@ export function stateOf({ marks, tab, columns }, row) {
   const status = STATUSES[columns.status[row]];
   let mark = marks && tab !== "after" ? MARKS[marks[row]] : "none";
   if (status !== "same" && MATCHES.has(mark)) mark = "none";
-  const shared = columns.shared[row] ? "shared" : "";
-  const note = mark !== "none" ? mark : status !== "same" ? status : shared;
+  const quiet = columns.shared[row] ? "shared" : columns.tied[row] ? "tied" : "";
+  const note = mark !== "none" ? mark : status !== "same" ? status : quiet;
   return { mark, status, note, word: WORDS[note] ?? note };
 }
 
 /** @param {Outline} outline @param {number} row @returns {string} The state in sentences. */
 export function explain(outline, row) {
   const { mark, status } = stateOf(outline, row);
-  const lines = [SAYS[mark], SAYS[status]].filter(Boolean);
-  const shared = outline.columns.shared[row];
-  if (shared) lines.push(`The same module as ${outline.fqn(shared - 1) || "the root"}.`);
-  return lines.join("\n");
+  return [SAYS[mark], SAYS[status]].filter(Boolean).join("\n");
+}
+
+/**
+ * What a row has in common with one before it, as the details pane has it from Python.
+ * @param {Outline} outline
+ * @param {number} row
+ */
+export function relation(outline, row) {
+  const { shared, tied } = outline.columns;
+  const first = shared[row] || tied[row];
+  if (!first) return "";
+  const what = shared[row] ? "The same module as" : "Has a parameter in common with";
+  return `${what} ${outline.fqn(first - 1) || "the root"}.`;
 }
 
 /** @param {Outline} outline @param {number} row @returns {string} The last part of its FQN. */
 export function nameOf(outline, row) {
   const { names, name, classes } = outline.columns;
-  if (row > 0) return names[name[row]];
+  if (row > 0) return printable(names[name[row]]);
   const shown = classesOf(outline, row);
   return shown.length ? classes[shown[shown.length - 1] - 1][0] : "model";
 }

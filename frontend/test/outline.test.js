@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { exact, human, joinNames } from "../src/format.js";
+import { Outline } from "../src/outline.js";
 import { readMarks } from "../src/payload.js";
 import { makeMatcher, search } from "../src/search.js";
 import { outline, seen, traits } from "./setup.js";
@@ -72,6 +73,39 @@ describe("marks", () => {
     expect(seen(shown)).not.toContain("layers.0.attention.self.query");
     shown.setMarks(null);
     expect(seen(shown)).toEqual(before);
+  });
+});
+
+describe("the first look at a difference", () => {
+  test("shows what is changed, also in what is replaced, but not what is in something added", () => {
+    const shown = outline("diff");
+    const { columns, parent } = shown;
+    for (let row = 0; row < columns.rows; row++) {
+      if (!columns.status[row] || shown.group[row] !== row) continue;
+      const inside = [1, 2].includes(columns.status[parent[row]]); // Added or removed.
+      expect([shown.fqn(row), shown.position[row] >= 0]).toEqual([
+        shown.fqn(row),
+        !inside && !shown.fqn(row).startsWith("layers.2") && !shown.fqn(row).startsWith("layers.3"),
+      ]);
+    }
+    expect(seen(shown)).toContain("layers.0.attention.self.scale");
+    expect(seen(shown)).not.toContain("layers.0.attention.self.scale.factor");
+  });
+
+  test("leaves what is replaced closed where that would be thousands of rows", () => {
+    // A root, 400 replaced modules that are all different, in each of them one that was added.
+    const columns = { ...outline("diff").columns, rows: 801, names: [] };
+    const fill = (/** @type {(row: number) => number} */ value) =>
+      Uint16Array.from({ length: 801 }, (_, row) => value(row));
+    const [zero, one] = [fill(() => 0), fill(() => 1)];
+    const shown = new Outline({
+      ...columns,
+      depth: fill((row) => (row ? 2 - (row % 2) : 0)),
+      shape: fill((row) => row),
+      status: fill((row) => (row ? (row % 2 ? 3 : 1) : 0)),
+      ...{ name: zero, shared: zero, tied: zero, before: one, after: one },
+    });
+    expect(shown.visibleCount).toBe(401);
   });
 });
 

@@ -1,4 +1,5 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { printable } from "../src/format.js";
 import widget from "../src/tree.js";
 import { Model, traits } from "./setup.js";
 
@@ -112,6 +113,19 @@ describe("a view", () => {
     expect(row("<img src=x onerror=alert(1)>")).toBeDefined();
     expect(row("层").querySelector(".num")?.textContent).toBe("uninitialized");
     expect(row("me").querySelector(".change")?.textContent).toBe("shared");
+  });
+
+  test("notes a module with a parameter of another, and names that one on hover", () => {
+    const change = show("odd").row("head").querySelector(".change");
+    expect(change?.textContent).toBe("tied");
+    expect(change?.getAttribute("title")).toBe(
+      "Has a parameter in common with <img src=x onerror=alert(1)>.",
+    );
+  });
+
+  test("writes what cannot be seen in a name as an escape", () => {
+    expect(printable("a\nb\u202ec")).toBe("a\\u000ab\\u202ec");
+    expect(printable("مرحبا 层 self_attn")).toBe("مرحبا 层 self_attn");
   });
 
   test("keeps JupyterLab's shortcuts away from its keys", () => {

@@ -37,11 +37,12 @@ _CLASSES: dict[str, type[nn.Module]] = {}
 
 
 def _layer(inner: str) -> nn.Module:
+    added = {"scale": _toy("Scale", factor=nn.Identity())} if inner == "FastAttention" else {}
     return _toy(
         "Layer",
         attention=_toy(
             "Attention",
-            **{"self": _toy(inner, query=nn.Linear(4, 4), key=nn.Linear(4, 4))},
+            **{"self": _toy(inner, query=nn.Linear(4, 4), key=nn.Linear(4, 4), **added)},
             output=_toy("Output", dense=nn.Linear(4, 4)),
         ),
         norm=nn.LayerNorm(4),
@@ -66,6 +67,8 @@ def fixtures() -> dict[str, dict[str, Any]]:
     odd = _toy("Odd", **{"<img src=x onerror=alert(1)>": nn.Linear(2, 2), "层": nn.LazyLinear(3)})
     odd.add_module("twice", odd.get_submodule("<img src=x onerror=alert(1)>"))
     odd.add_module("me", odd)
+    odd.add_module("head", nn.Linear(2, 2, bias=False))
+    odd.head.weight = odd.twice.weight
 
     tree = TreeWidget(
         before,

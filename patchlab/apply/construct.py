@@ -73,12 +73,14 @@ class Frame:
         classes: The originals that the rules match, as far as they are loaded.
         attempted: The originals whose replacement was constructed, or failed to be.
         replaced: The modules replaced under this frame.
+        elsewhere: By id, modules that another open frame replaced meanwhile.
         built: Each `PreTrainedModel` whose constructor began under this frame, sub-models included.
         conversions: Weight conversions for loads under this frame.
         completed: Called with each `PreTrainedModel` whose constructor has come to its end.
         constructions: If a list, nothing is replaced: what would be is built as ever, and noted
             here.
         hollow: What is noted is left empty, and not built.
+        dry: Whether it is patchlab's own look at a skeleton, and no scope that anybody opened.
     """
 
     mapping: PatchMapping
@@ -87,11 +89,13 @@ class Frame:
     classes: set[type] = field(default_factory=set)
     attempted: set[type] = field(default_factory=set)
     replaced: list[Replaced] = field(default_factory=list)
+    elsewhere: dict[int, Replaced] = field(default_factory=dict)
     built: list[weakref.ref[nn.Module]] = field(default_factory=list)
     conversions: Conversions = field(default_factory=dict)
     completed: Callable[[nn.Module], None] | None = None
     constructions: list[Construction] | None = None
     hollow: bool = False
+    dry: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -135,6 +139,11 @@ def open_frames() -> tuple[Frame, ...]:
 def open_frame_count() -> int:
     """Return how many frames are open in the whole process."""
     return len(_OPEN)
+
+
+def open_scope_count() -> int:
+    """Return how many of them somebody opened: a preview in another thread is not one."""
+    return sum(not frame.dry for frame in list(_OPEN))
 
 
 def open_frame(frame: Frame, *, outermost: bool = False) -> None:
@@ -228,6 +237,7 @@ def _unwrap(cls: type) -> None:
 def _replacing(cls: type, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
         if type(self) is cls and not any(
             constructed is cls or module is self for constructed, module in _CONSTRUCTING.get()
         ):
@@ -258,6 +268,7 @@ def _construct(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    __tracebackhide__ = True
     # Once more: a class that was first imported inside the scope was not there at its door.
     check_assignable(cls, rule)
     frame.attempted.add(cls)
@@ -270,7 +281,14 @@ def _construct(
         raise
     finally:
         _CONSTRUCTING.reset(token)
-    frame.replaced.append(Replaced(weakref.ref(module), cls, rule))
+    noted = Replaced(weakref.ref(module), cls, rule)
+    frame.replaced.append(noted)
+    for other in open_frames():
+        if other is not frame:
+            other.elsewhere[id(module)] = noted
+    if frame.completed is not None and isinstance(module, pretrained_model_class()):
+        # Its `post_init`, which told of it before, came while it was not noted as replaced yet.
+        frame.completed(module)
 
 
 def _observing(cls: type, original: Callable[..., None]) -> Callable[..., None]:
@@ -278,6 +296,7 @@ def _observing(cls: type, original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True  # A traceback shows the user's lines and transformers'.
         frames = open_frames()
         for frame in frames:
             frame.built.append(weakref.ref(self))
@@ -299,6 +318,7 @@ def _watch_completion(watch: bool) -> None:
 
         @functools.wraps(current)
         def post_init(self: Any) -> None:
+            __tracebackhide__ = True
             current(self)
             for frame in open_frames():
                 if frame.completed is not None:

@@ -21,7 +21,7 @@ from torch import nn
 from patchlab._upstream import output_recorder_class, use_instance_recorders
 from patchlab.errors import TargetError
 from patchlab.mapping.registry import registered_mapping
-from patchlab.mapping.rules import PatchMapping
+from patchlab.mapping.rules import PatchMapping, brief
 
 
 def patch_output_recorders(model: nn.Module) -> None:
@@ -38,8 +38,7 @@ def patch_output_recorders(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TargetError(
-            f"patch_output_recorders takes a model, got {type(model).__name__} {model!r}. "
-            f"Give the model itself."
+            f"patch_output_recorders takes a model, got {brief(model)}. Give the model itself."
         )
     mapping = registered_mapping()
     for module in model.modules():

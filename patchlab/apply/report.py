@@ -228,6 +228,10 @@ def _report_of(
         if replaced is not None and replaced.module() is module:
             names.add(replaced.original.__name__)
             found.append((fqn, replaced.original, replaced.rule))
+            continue
+        other = frame.elsewhere.get(id(module))
+        if other is not None and other.module() is module:
+            names.add(other.original.__name__)  # An inner scope's rule decided here.
         else:
             names.add(type(module).__name__)
     replacements = grouped(found)

@@ -267,10 +267,7 @@ def patched(
         >>> report
         BertModel: 2 × BertSelfAttention → MyAttention · restored
     """
-    if on_finding not in ("warn", "error", "ignore"):
-        raise MappingError(
-            f"on_finding is {on_finding!r}; it is one of 'warn', 'error' and 'ignore'."
-        )
+    check_on_finding(on_finding)
     rules = None if mapping is None else PatchMapping.of(mapping)
     return Scope(rules, check_conversions(conversions), on_finding)
 
@@ -289,6 +286,18 @@ def apply_patches(*, rebind: bool = False) -> Scope:
         A context manager that yields a `PatchReport`, and a decorator.
     """
     return Scope(None, {}, "ignore", rebind)
+
+
+def check_on_finding(on_finding: object) -> None:
+    """Refuse what is no way of dealing with findings.
+
+    Raises:
+        MappingError: It is none of "warn", "error" and "ignore".
+    """
+    if on_finding not in ("warn", "error", "ignore"):
+        raise MappingError(
+            f"on_finding is {on_finding!r}; it is one of 'warn', 'error' and 'ignore'."
+        )
 
 
 def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from patchlab.apply.conversions import check_conversions
-from patchlab.apply.scope import warn_of
+from patchlab.apply.scope import OnFinding, check_on_finding, warn_of
 from patchlab.apply.swap_build import Built
 from patchlab.apply.swap_prepare import Prepared, prepare
 from patchlab.apply.swap_report import SwapReport
@@ -27,6 +27,7 @@ from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.diff import TreeDiff
 from patchlab.model.tree import ModuleTree, module_tree
+from patchlab.plan.explain import raise_errors
 from patchlab.plan.findings import Finding
 from patchlab.plan.plan import Replacement
 
@@ -118,6 +119,7 @@ def swap(
     mapping: dict[str, type[nn.Module]] | None = None,
     *,
     conversions: dict[str, list[Any]] | None = None,
+    on_finding: OnFinding = "warn",
 ) -> Swap:
     """Replace modules in a model that is built and loaded, in place, until it is undone.
 
@@ -126,7 +128,8 @@ def swap(
     device, hooks, offloading and the live config are carried over, and so is what was changed since
     the model was built: parts of an earlier swap, adapters, parametrizations, pruning masks. What
     could not be is a finding. Modules that are put in or taken out during the swap are so in the
-    new modules alone, and so is what is trained in a tensor that a conversion has made.
+    new modules alone, and so is what is trained in a tensor that a conversion has made. A dtype or
+    device that the model is given during the swap it keeps when that is undone.
 
     A replacement that only computes otherwise (its class defines `forward`, and nothing that the
     original's constructor could see) takes over the live children. Any other is constructed as the
@@ -139,12 +142,16 @@ def swap(
             `from_original(cls, original)` is made by that, and taken as it is.
         conversions: Model type or class name → weight conversions, where the replacement keeps its
             weights in another layout than the original.
+        on_finding: What to do about findings: "warn" once for each, stop with an "error" before
+            anything is changed, or "ignore" them (the report has them in any case).
 
     Returns:
         A `Swap`: a context manager, with `.undo()` and `.report`.
 
     Raises:
         SwapError: A module cannot be replaced. Nothing is changed.
+        FindingsError: With `on_finding="error"`: a finding is an error, such as weights that have
+            no place in the replacement. Nothing is changed.
         MappingError: A rule can never work.
         TargetError: `model` is no module.
 
@@ -165,6 +172,7 @@ def swap(
             f"swap takes a model, got {type(model).__name__}. To patch what is built "
             f"from a config or a folder, use patchlab.patched."
         )
+    check_on_finding(on_finding)
     rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
     given = check_conversions(conversions)
     before = module_tree(model)
@@ -172,11 +180,14 @@ def swap(
     steps: list[Step] = []
     try:
         prepared = prepare(model, rules, given, snapshots)
+        if on_finding == "error":
+            raise_errors("nothing was swapped:", prepared.findings)
         steps += commit_steps(model, prepared.built, prepared.converted, rules, snapshots)
         for step in steps:
             step.do()
         report = _report(model, prepared, before)
-        warn_of(report.findings, stacklevel=2)
+        if on_finding != "ignore":
+            warn_of(report.findings, stacklevel=2)
         return Swap(model, report, steps)
     except BaseException:
         # An interrupt, or a warning that is an error: the caller gets no `Swap` to undo.
@@ -193,7 +204,7 @@ def _report(model: nn.Module, prepared: Prepared, before: ModuleTree) -> SwapRep
         class_name=type(model).__name__,
         replacements=prepared.replacements,
         counts=prepared.counts,
-        paths=sum(max(1, len(item.site.slots)) for item in built),
+        paths=sum(max(1, len(i.site.slots)) + len(i.replaced_parts) for i in built),
         shared=sum(len(f.shared) for f in filled),
         converted=sum(len(f.converted) for f in filled),
         constructed=_fqns(built, [f.constructed for f in filled]),

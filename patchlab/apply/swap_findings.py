@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from patchlab.apply.conversions import Conversions
+from patchlab.apply.parametrized import class_of
 from patchlab.apply.swap_build import Built
 from patchlab.apply.swap_parts import Parts
 from patchlab.apply.swap_sites import Sites
@@ -28,10 +29,17 @@ def key_findings(mapping: PatchMapping, counts: dict[str, int], sites: Sites) ->
     found = []
     for finding in dead_key_findings(mapping, counts, sites.class_names, in_place=True):
         done = sites.done.get(finding.key, 0)
+        replacement = next(rule.replacement for rule in mapping if rule.key == finding.key)
+        name = replacement.__name__
         if not done:
+            older = sum(_is_older(type(part), replacement) for part in sites.parts.values())
+            derived = _subclass_there(finding.key, mapping, sites)
+            if older:
+                finding = _defined_again(finding.key, name, older)
+            elif derived is not None:
+                finding = derived
             found.append(finding)
             continue
-        name = next(rule.replacement.__name__ for rule in mapping if rule.key == finding.key)
         found.append(
             Finding(
                 "PL104",
@@ -44,6 +52,46 @@ def key_findings(mapping: PatchMapping, counts: dict[str, int], sites: Sites) ->
             )
         )
     return found
+
+
+def _is_older(cls: type[nn.Module], replacement: type[nn.Module]) -> bool:
+    """Tell whether a class is what the replacement class was before it was defined again."""
+    return cls is not replacement and (cls.__module__, cls.__qualname__) == (
+        replacement.__module__,
+        replacement.__qualname__,
+    )
+
+
+def _subclass_there(key: str, mapping: PatchMapping, sites: Sites) -> Finding | None:
+    """Tell of a class in the model that was derived from the one that a key names."""
+    rule = next(rule for rule in mapping if rule.key == key)
+    for cls in dict.fromkeys(class_of(part) for part in sites.parts.values()):
+        bases = [base for base in cls.__mro__[1:] if issubclass(base, nn.Module)]
+        named = [base.__name__ for base in bases if rule.matches(base.__name__)]
+        if named and named[0] != "Module" and mapping.find(cls.__name__) is None:
+            return Finding(
+                "PL104",
+                "warning",
+                key,
+                key,
+                f"key {key!r} replaced no module: the model has {cls.__name__}, a subclass of "
+                f"{named[0]}, as where that has been patched or swapped. Use {cls.__name__!r}.",
+                cls.__name__,
+            )
+    return None
+
+
+def _defined_again(key: str, name: str, older: int) -> Finding:
+    return Finding(
+        "PL104",
+        "warning",
+        key,
+        name,
+        f"key {key!r} replaced no module: {older} of the modules here "
+        f"{'is' if older == 1 else 'are'} of a class {name} that has been defined again since, as "
+        f"by a cell that was run twice. Undo the earlier swap first, or swap {name!r}.",
+        name,
+    )
 
 
 def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> list[Finding]:
@@ -132,8 +180,10 @@ def tie_findings(parts: Mapping[str, nn.Module], built: list[Built]) -> list[Fin
             elif id(parameter) in held:
                 severity, what = (
                     "warning",
-                    f"still is, but under the name {held[id(parameter)][0]!r}: saved and loaded "
-                    f"without the patch it is dropped, and the tied weight is used",
+                    f"still is, but under the name {held[id(parameter)][0]!r}, which transformers "
+                    f"does not know to be tied: save_pretrained refuses to write one tensor under "
+                    f"two such names. Loaded without the patch it would be dropped, and the tied "
+                    f"weight used. Undo the swap to save",
                 )
             else:
                 severity, what = (

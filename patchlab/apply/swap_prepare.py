@@ -109,7 +109,13 @@ def _prepare(
         filled.append(fill(item, made, place, rules, live))
         check_supply(item)
     left = {i: carry_state(item, live) for i, item in enumerate(built)}
-    replacements = grouped((s.fqn, s.original, s.rule) for s in sites.sites)
+    inside = [part for item in built for part in item.replaced_parts]
+    replacements = grouped(
+        [
+            *((s.fqn, s.original, s.rule) for s in sites.sites),
+            *((fqn, noted.original, noted.rule) for fqn, noted in inside),
+        ]
+    )
     counts = counts_of(rules, replacements)
     unplaced = sum(len(c.unplaced) for c in converted.values())
     findings = [

@@ -58,7 +58,7 @@ def commit_steps(
     # A factory has done its changes already; they are there to be taken back, last of all.
     steps = [Step(_nothing, snapshot.put_back) for snapshot in snapshots if snapshot.changed]
     # Before the others, so that it is done when the old modules are all there again.
-    steps += [Step(_nothing, follower(model, item)) for item in built]
+    steps.append(Step(_nothing, follower(model, built)))
     for item in built:
         if item.site.module is model:
             steps.append(_root_step(model, item))
@@ -136,6 +136,7 @@ def _root_step(model: nn.Module, item: Built) -> Step:
     old_class, old_vars = type(model), vars(model)
     follow = _modes(item)
     new_class, new_vars = type(item.module), vars(item.module)
+    _hand_over(model, item)
     for name, value in old_vars.items():
         # Those run the old class's forward, whatever the class is.
         if name not in _CALLS:
@@ -160,6 +161,24 @@ def _root_step(model: nn.Module, item: Built) -> Step:
             )
 
     return Step(do, undo, check)
+
+
+def _hand_over(model: nn.Module, item: Built) -> None:
+    """Give a new root that holds the old one, as a wrapper does, an object of its own for that.
+
+    The object that was the old root is the new one from here on, and would hold itself.
+    """
+    old_parts = {id(part) for part in item.old_parts.values()}
+    twin: nn.Module | None = None
+    for part in item.new_parts.values():
+        if id(part) in old_parts:
+            continue
+        for name, child in part._modules.items():
+            if child is model:
+                if twin is None:
+                    twin = object.__new__(type(model))
+                    twin.__dict__ = vars(model)  # The very dict, so undo loses nothing.
+                part._modules[name] = twin
 
 
 def _attribute_step(module: nn.Module, name: str, value: Any) -> Step:

@@ -25,7 +25,7 @@ from torch import nn
 from patchlab._upstream import patch_registry, registered_patches
 from patchlab.errors import MappingError, MappingTypeError
 from patchlab.mapping.matching import near_names
-from patchlab.mapping.rules import PatchMapping, PatchRule
+from patchlab.mapping.rules import PatchMapping, PatchRule, brief
 
 OTHERS = "not registered through patchlab"
 
@@ -258,8 +258,7 @@ def _listed(keys: Any) -> list[Any]:
         return list(keys)
     except TypeError as error:
         raise MappingTypeError(
-            f"keys must be a key or a list of keys, got {type(keys).__name__} {keys!r}. "
-            f"Nothing was removed."
+            f"keys must be a key or a list of keys, got {brief(keys)}. Nothing was removed."
         ) from error
 
 

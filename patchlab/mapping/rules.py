@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import reprlib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*\Z")
 # writes a pattern like that, and as a pattern it can match no class name (names hold no dot).
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
 _GLOB = re.compile(r"[\w*?]+\Z")
+# The place of a module in a model, as `named_modules` and peft's target_modules have it.
+_MODULE_PATH = re.compile(r"(?=.*\.[\d*]+(\.|\Z))([a-z_]\w*|\d+|\*)(\.([a-z_]\w*|\d+|\*))+\Z")
+# A class as Python prints it, or as it is written where it is defined.
+_WRITTEN_CLASS = re.compile(r"<class '(?:[\w.<>]*\.)?(\w+)'>\Z|class\s+(\w+)")
+_SEVERAL = re.compile(r"\w+(?:\s*[,;]\s*\w+)+[,;]?\Z")
+_EMPTY_CHOICE = re.compile(r"\||.*(?<!\\)\|(\||\Z)", re.DOTALL)
 _GLOBAL_FLAGS = re.compile(r"\(\?([aiLmsux]+)\)")
 _UNDECIDED = object()
 
@@ -68,8 +75,9 @@ def check_key(key: Any) -> str:
     """
     if not isinstance(key, str):
         raise MappingTypeError(
-            f"key {key!r} is of type {type(key).__name__}; a key is a string: a class name such as "
-            f"'LlamaMLP', or a pattern such as '^Llama(MLP|Attention)$'.{_name_hint(key)}"
+            f"key {_key_text(key)} is of type {type(key).__name__}; a key is a string: a class "
+            f"name such as 'LlamaMLP', or a pattern such as '^Llama(MLP|Attention)$'."
+            f"{_name_hint(key)}"
         )
     if not key.strip():
         raise MappingError(
@@ -84,6 +92,7 @@ def check_key(key: Any) -> str:
             f"key {key!r} has quotes inside the string, so it matches no class name. Use "
             f"{stripped!r}."
         )
+    _check_other_notations(key)
     if key != key.strip():
         raise MappingError(
             f"key {key!r} begins or ends with white space, so it matches no class name. "
@@ -123,6 +132,11 @@ def check_key(key: Any) -> str:
             f"key {key!r} reads like a shell glob; as a regular expression its '*' repeats the "
             f"letter before it. {_instead(key)}"
         )
+    if _EMPTY_CHOICE.match(key) and compile_pattern(key).search("") is not None:
+        raise MappingError(
+            f"key {key!r} has nothing on one side of a '|', and as a pattern that matches every "
+            f"class. Use {'|'.join(part for part in key.split('|') if part)!r}."
+        )
     if re.fullmatch(r"\[\w+\]", key):
         raise MappingError(
             f"key {key!r} is a set of single letters to a regular expression, and matches every "
@@ -134,6 +148,32 @@ def check_key(key: Any) -> str:
             f"match. Use {key.replace(' ', '')!r}, or one rule for each name."
         )
     return key
+
+
+def _check_other_notations(key: str) -> None:
+    """Refuse what names classes or modules in another way than a key does.
+
+    Raises:
+        MappingError: It is a list of names, a class written out, or the path of a module.
+    """
+    if _SEVERAL.match(key):
+        names = re.findall(r"\w+", key)
+        raise MappingError(
+            f"key {key!r} lists {len(names)} names; a key is one name or one pattern. Write a rule "
+            f"for each, or use {'^(?:' + '|'.join(names) + ')$'!r}."
+        )
+    written = _WRITTEN_CLASS.match(key)
+    if written is not None:
+        raise MappingError(
+            f"key {key!r} is a class written out; keys are matched against the bare names of "
+            f"classes. Use {written[1] or written[2]!r}."
+        )
+    if _MODULE_PATH.match(key):
+        raise MappingError(
+            f"key {key!r} looks like the place of a module in a model; keys are matched against "
+            f"the names of classes, such as 'LlamaMLP', and reach every module of the class. "
+            f"patchlab.module_tree(model) shows which class is there."
+        )
 
 
 def check_replacement(key: str, replacement: Any) -> type[nn.Module]:
@@ -227,7 +267,7 @@ class PatchMapping:
         if not isinstance(mapping, Mapping):
             raise MappingTypeError(
                 f"mapping must be a dict from key to replacement class, got "
-                f"{type(mapping).__name__} {mapping!r}. Write {{'LlamaMLP': MyMLP}}."
+                f"{brief(mapping)}. Write {{'LlamaMLP': MyMLP}}."
             )
         return cls(tuple(PatchRule(key, replacement) for key, replacement in mapping.items()))
 
@@ -255,6 +295,13 @@ class PatchMapping:
         return len(self.rules)
 
 
+def brief(value: Any) -> str:
+    """Return the type of a value that was given by mistake, and the value where it is short."""
+    found = type(value).__name__
+    # A model's own text has as many lines as the model has modules.
+    return found if isinstance(value, nn.Module) else f"{found} {reprlib.repr(value)}"
+
+
 def _instead(key: str) -> str:
     """Say which key was probably meant by one that is no regular expression."""
     if "*" in key and _GLOB.match(key):
@@ -265,6 +312,10 @@ def _instead(key: str) -> str:
             return "Name the classes to replace, such as '.*Attention$'."
         return f"For {key!r} as a glob, use {meant!r}."
     return f"To match the text itself, use {re.escape(key)!r}."
+
+
+def _key_text(key: Any) -> str:
+    return type(key).__name__ if isinstance(key, nn.Module) else repr(key)
 
 
 def _name_hint(key: Any) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from patchlab.model.diff_table import diff_table
+from patchlab.model.diff_table import diff_table, fold_diff
+from patchlab.model.folding import Folding
 from patchlab.model.nodes import ModuleNode, ModuleState
 from patchlab.model.tree import ModuleTree, module_tree
 from patchlab.model.walk import Columns, subtree_totals
@@ -100,6 +101,11 @@ class TreeDiff(Shown):
         """The number of modules of each status, 0 included."""
         found = Counter(row.status for row in self.rows)
         return {status: found[status] for status in STATUSES}
+
+    @cached_property
+    def folding(self) -> Folding:
+        """Which rows are equal, for text, HTML and widget alike: one pass over the rows."""
+        return fold_diff(self.rows)
 
     def find(self, fqn: str) -> DiffRow | None:
         """Return the row of a path, None if neither tree has it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from patchlab.model.folding import Fold, fold
+from patchlab.model.folding import Fold, Folding, fold
 from patchlab.model.nodes import ModuleNode
-from patchlab.model.tree_table import COLUMNS, class_labels
+from patchlab.model.tree_table import COLUMNS, class_labels, tie_note
 from patchlab.render.numbers import count, exact, human
 from patchlab.render.rows import Row, Table, Tone
 
@@ -28,9 +28,13 @@ def diff_table(diff: TreeDiff, *, changes_only: bool, folded: bool) -> Table:
     places = _holding_changes(diff.rows) if changes_only else list(range(len(diff.rows)))
     rows = [diff.rows[place] for place in places]
     labels = _labels(rows)
+    if folded and not changes_only:
+        folds: Sequence[Fold] = diff.folding.rows
+    else:
+        folds = _folds(diff.rows, places, folded)
     return Table(
         columns=COLUMNS,
-        rows=tuple(_row(item, rows, labels) for item in _folds(diff.rows, places, folded)),
+        rows=tuple(_row(item, rows, labels) for item in folds),
         caption=diff_caption(diff),
         note_title="Change",
     )
@@ -67,11 +71,16 @@ def _folds(rows: Sequence[DiffRow], places: Sequence[int], folded: bool) -> Sequ
     return fold(
         [place_of.get(row.parent, -1) for row in kept],
         [row.name for row in kept],
-        fold_keys(kept),
-    )
+        _fold_keys(kept),
+    ).rows
 
 
-def fold_keys(rows: Sequence[DiffRow]) -> list[Hashable]:
+def fold_diff(rows: Sequence[DiffRow]) -> Folding:
+    """Fold the rows of a difference; `TreeDiff.folding` is this, worked out once."""
+    return fold([row.parent for row in rows], [row.name for row in rows], _fold_keys(rows))
+
+
+def _fold_keys(rows: Sequence[DiffRow]) -> list[Hashable]:
     """Say what each row is, without its name and children, as `folding.fold` wants it."""
     return [(row.status, row.changes, _key(row.before), _key(row.after)) for row in rows]
 
@@ -123,7 +132,8 @@ def _row(item: Fold, rows: Sequence[DiffRow], labels: dict[int, str]) -> Row:
 
 def _note(row: DiffRow) -> str:
     if row.status == "same":
-        return ""
+        ties = ((own, *other.rpartition(".")[::2]) for own, other in row.node.tied)
+        return " · ".join(tie_note(*tie) for tie in ties)
     if not row.changes or row.status == "replaced":
         return row.status
     more = f" and {len(row.changes) - 1} more" if len(row.changes) > 1 else ""

@@ -28,9 +28,20 @@ class Fold:
     label: str
 
 
-def fold(
-    parents: Sequence[int], names: Sequence[str], keys: Sequence[Hashable]
-) -> tuple[Fold, ...]:
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """A folded tree.
+
+    Attributes:
+        rows: The rows in order.
+        shapes: A number for each node; two are equal, all the way down, if they have one number.
+    """
+
+    rows: tuple[Fold, ...]
+    shapes: tuple[int, ...]
+
+
+def fold(parents: Sequence[int], names: Sequence[str], keys: Sequence[Hashable]) -> Folding:
     """Fold a tree given as columns in preorder, in time linear in the number of nodes.
 
     Args:
@@ -49,15 +60,7 @@ def fold(
         for node in reversed(children[first]):
             groups.setdefault(shapes[node], []).append(node)
         stack.extend((tuple(group), depth + 1) for group in reversed(groups.values()))
-    return tuple(rows)
-
-
-def shapes_of(parents: Sequence[int], names: Sequence[str], keys: Sequence[Hashable]) -> list[int]:
-    """Number each node so that two are equal, all the way down, if they have one number.
-
-    The arguments are those of `fold`.
-    """
-    return _shapes(parents, names, keys)[0]
+    return Folding(tuple(rows), tuple(shapes))
 
 
 def _shapes(

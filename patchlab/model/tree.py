@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from patchlab.errors import TargetError
+from patchlab.model.folding import Folding
 from patchlab.model.nodes import ClassRecord, ModuleNode, ModuleState
-from patchlab.model.tree_table import tree_table
+from patchlab.model.tree_table import fold_tree, tree_table
 from patchlab.model.walk import Columns, walk
 from patchlab.render.frames import frame_of
 from patchlab.render.rows import Mark, Table
@@ -129,6 +130,11 @@ class ModuleTree(Shown):
             if parent >= 0:
                 depths[index] = depths[parent] + 1
         return tuple(depths)
+
+    @cached_property
+    def folding(self) -> Folding:
+        """Which modules are equal, for text, HTML and widget alike: one pass over the tree."""
+        return fold_tree(self)
 
     @property
     def root(self) -> ModuleNode:

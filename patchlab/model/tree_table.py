@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from patchlab.model.folding import Fold, fold
+from patchlab.model.folding import Fold, Folding, fold
 from patchlab.model.nodes import ClassRecord
 from patchlab.render.numbers import count, exact, human
 from patchlab.render.rows import Column, Mark, Row, Table
@@ -20,7 +20,10 @@ _NO_MARK = Mark("plain")
 def tree_table(tree: ModuleTree, marks: Mapping[str, Mark], *, folded: bool) -> Table:
     """Make the table of a tree; see `ModuleTree.to_table`."""
     marked = _marked(tree, marks)
-    folds = fold_tree(tree, marked) if folded else _unfolded(tree)
+    if not folded:
+        folds = _unfolded(tree)
+    else:
+        folds = (fold_tree(tree, marked) if marked else tree.folding).rows
     writer = _RowWriter(tree, marked)
     return Table(
         columns=COLUMNS,
@@ -31,8 +34,11 @@ def tree_table(tree: ModuleTree, marks: Mapping[str, Mark], *, folded: bool) -> 
     )
 
 
-def fold_tree(tree: ModuleTree, marked: Mapping[int, Mark] | None = None) -> tuple[Fold, ...]:
-    """Fold a tree by class identity, tensors, sharing, ties and marks."""
+def fold_tree(tree: ModuleTree, marked: Mapping[int, Mark] | None = None) -> Folding:
+    """Fold a tree by class identity, tensors, sharing, ties and marks.
+
+    `ModuleTree.folding` is this without marks, and worked out once.
+    """
     keys = fold_keys(tree)
     for node, mark in (marked or {}).items():
         keys[node] = (keys[node], mark)
@@ -150,8 +156,7 @@ class _RowWriter:
         elif first is not None and not self._is_below_shared(index, first):
             notes.append(f"shared with {tree.fqns[first]}")
         for own, node, other in self._ties.get(index, ()):
-            full = f"{tree.fqns[node]}.{other}" if tree.fqns[node] else other
-            notes.append(f"{own} tied to {full}")
+            notes.append(tie_note(own, tree.fqns[node], other))
         if tree.classes[tree.kinds[index]].stale:
             notes.append("class defined again since")
         return notes
@@ -173,6 +178,13 @@ class _RowWriter:
             *(f"buffer {buffer}" for buffer in state.buffers[:4]),
         ]
         return " · ".join(parts)
+
+
+def tie_note(own: str, fqn: str, other: str) -> str:
+    """Say what a parameter is tied to: "weight tied to embed", where both are called `weight`."""
+    if own == other and fqn:
+        return f"{own} tied to {fqn}"
+    return f"{own} tied to {fqn}.{other}" if fqn else f"{own} tied to {other}"
 
 
 def _number(total: int) -> str:

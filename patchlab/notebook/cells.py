@@ -9,8 +9,9 @@ forgotten.
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Mapping
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,6 +61,18 @@ def cell_source(made: Any) -> str | None:
         return _cells.get(made)
     except TypeError:  # of a kind that cannot be referred to weakly
         return None
+
+
+def show_line_as_comment(frame: FrameType, text: str) -> None:
+    """Let tracebacks show the line that a cell is at as a comment, such as "# %%patched A=B".
+
+    Instead of the call that the line was rewritten to. A comment, so that the cell is Python still:
+    what is none, IPython shows without colors and without marking what failed in a line.
+    """
+    lines = linecache.getlines(frame.f_code.co_filename)
+    # The very list of the cache. What runs under another magic (%%time) has none.
+    if 0 < frame.f_lineno <= len(lines):
+        lines[frame.f_lineno - 1] = f"# {text.rstrip()}\n"
 
 
 # So that patches can be exported to a file; the room below knows nothing of cells.

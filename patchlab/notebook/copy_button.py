@@ -2,7 +2,8 @@
 
 It is the one part of the form that needs the browser: only there can the clipboard be written. It
 also tells JupyterLab to leave the keys alone that are pressed in the form, where Enter on a button
-would otherwise begin to edit the cell; and it says whether the form is on the screen, so that one
+would otherwise begin to edit the cell; it makes the verdict one that screen readers read out, which
+needs an attribute that no widget has; and it says whether the form is on the screen, so that one
 whose cell has been run again does not go on working.
 """
 
@@ -53,6 +54,10 @@ export default {
     const frame = requestAnimationFrame(() => {
       form = el.closest(".patchlab-lab") ?? el.closest(".patchlab-form");
       form?.addEventListener("focusin", keepKeys);
+      // What is read out when it changes must be there before it does.
+      for (const live of form?.querySelectorAll(".patchlab-live") ?? []) {
+        live.setAttribute("role", "status");
+      }
     });
     return () => {
       cancelAnimationFrame(frame);

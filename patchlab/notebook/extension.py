@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakSet
 
 from patchlab.notebook.magics import PatchMagics, rewrite
+from patchlab.notebook.own_errors import shorten_own_errors, show_own_errors_whole
 from patchlab.notebook.tree_views import hide_widgets, show_widgets
 
 _loaded: WeakSet[Any] = WeakSet()
@@ -15,8 +16,9 @@ def load_ipython_extension(shell: Any) -> None:
     """Add `%%patched` and `%patches` to a shell; a second time does nothing.
 
     While the extension is loaded, `from_pretrained` and `from_config` build under patchlab's own
-    engine, so that what a notebook registers is applied and put back as patchlab promises; and in
-    a kernel, trees and differences show as widgets.
+    engine, so that what a notebook registers is applied and put back as patchlab promises;
+    patchlab's errors show the user's lines alone; and in a kernel, trees and differences show as
+    widgets.
     """
     if shell in _loaded:
         return
@@ -30,6 +32,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.events.register("pre_execute", magics.scopes.close_finished)
     shell.events.register("post_execute", magics.scopes.close_finished)
     shell.events.register("post_run_cell", magics.record_classes)
+    shorten_own_errors()
     if getattr(shell, "kernel", None) is not None:
         # A terminal shows text alone, and a widget made for it would only take time.
         show_widgets()
@@ -57,4 +60,5 @@ def unload_ipython_extension(shell: Any) -> None:
     finally:
         if not _loaded:
             hide_widgets()
+            show_own_errors_whole()
             hooks.release("extension")

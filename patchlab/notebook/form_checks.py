@@ -20,6 +20,7 @@ from patchlab.model.catalog import load_catalog
 from patchlab.model.classes import loaded_module_classes
 from patchlab.model.skeleton import skeleton, without_scopes
 from patchlab.model.tree import ModuleTree, module_tree
+from patchlab.notebook.form_style import FITS
 from patchlab.notebook.magic_line import module_classes, resolve_name
 from patchlab.notebook.tree_marks import TreeMarks, marks_of, preview_marks
 from patchlab.plan import overmatch
@@ -229,5 +230,6 @@ def _survey_findings(found: Survey, loaded: list[type]) -> tuple[Finding, ...]:
 
 
 def _class_note(name: str, cls: type[nn.Module]) -> str:
-    place = "" if SEPARATOR in name else f"{cls.__module__}{SEPARATOR}"
+    is_told = SEPARATOR in name and len(name) <= FITS
+    place = "" if is_told else f"{cls.__module__}{SEPARATOR}"
     return f"{place}built with ({', '.join(constructor_parameters(cls))})"

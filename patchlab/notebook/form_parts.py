@@ -18,6 +18,7 @@ from patchlab.notebook.form_style import (
     busy_html,
     code_html,
     error_html,
+    key_html,
     line_html,
     note_html,
     style_html,
@@ -72,9 +73,10 @@ class FormParts:
             stack([self.clear, self.undo], "row"),
         )
 
-    def show_key(self, problem: str, matches: str) -> None:
-        """Show what a key matches, or why it can match nothing."""
-        self._match_line.value = line_html(problem, "error") or line_html(matches)
+    def show_key(self, key: str, problem: str, matches: str) -> None:
+        """Show what a key matches, or why it can match nothing; and a long key as a whole."""
+        said = line_html(problem, "error") or line_html(matches)
+        self._match_line.value = key_html(key) + said
         (self.key.add_class if problem else self.key.remove_class)("patchlab-wrong")
 
     def show_class(self, problem: str, note: str) -> None:
@@ -131,6 +133,7 @@ class FormParts:
     def show_steps(self, can_clear: bool, last: str | None) -> None:
         """Say what can be cleared, and what can be undone."""
         self.clear.disabled, self.undo.disabled = not can_clear, last is None
+        self.clear.layout.display = None if can_clear else "none"
         self.undo.description = f"Undo {last or ''}".rstrip()
         # Not only disabled: in the laboratory there is another Undo, of what was applied.
         self.undo.layout.display = "none" if last is None else None

@@ -10,6 +10,8 @@ from patchlab.plan.explain import more_about
 from patchlab.plan.findings import Finding
 from patchlab.render.html import text_html
 
+FITS = 34  # Characters that the field shows beside the tree.
+FITS_WIDE = 72  # Characters that it shows below the tree.
 _SIGNS = {"error": "✕", "warning": "!", "info": "i", "ok": "✓"}
 
 CSS = """
@@ -84,7 +86,7 @@ CSS = """
   .widget-checkbox .widget-label:not(:has(input)) { display: none; }
   .widget-label-basic { padding: 0; }
 
-  .patchlab-button, .widget-button { width: auto; height: 28px; margin: 0; padding: 0 10px;
+  .patchlab-button, .widget-button { width: auto; height: 28px; margin: 0; padding: 0 8px;
     font: 600 12px/26px var(--sans); color: var(--fg); background: var(--faint);
     border: 1px solid var(--edge); border-radius: 5px; box-shadow: none; cursor: pointer; }
   .widget-button:hover:enabled, .patchlab-button:hover {
@@ -104,9 +106,11 @@ CSS = """
     text-decoration: underline; text-underline-offset: 3px;
     text-decoration-color: color-mix(in srgb, var(--accent) 40%, transparent); }
   .widget-button.patchlab-link:hover:enabled { text-decoration-color: currentColor; }
+  .widget-button.patchlab-link:disabled { color: var(--dim); text-decoration: none; }
   .widget-button.patchlab-key { font-family: var(--mono); }
 
   .patchlab-row { display: flex; flex-flow: row wrap; gap: 6px; align-items: center; }
+  .patchlab-row:has(> .patchlab-link) { gap: 14px; }
   .patchlab-stack { display: flex; flex-flow: column; gap: 6px; }
   .patchlab-card { display: flex; flex-flow: column; gap: 3px; align-items: flex-start;
     padding: 6px 10px; border-left: 3px solid var(--tone); border-radius: 0 5px 5px 0;
@@ -141,7 +145,7 @@ CSS = """
     padding: 8px 14px; background: var(--faint); border-bottom: 1px solid var(--line); }
   .patchlab-head > .widget-html { flex: 1 1 300px; }
   .verdict { display: flex; gap: 10px; align-items: baseline; }
-  .patchlab-panes { display: grid; grid-template-columns: minmax(0, 1fr) clamp(312px, 34%, 360px);
+  .patchlab-panes { display: grid; grid-template-columns: minmax(0, 1fr) clamp(324px, 34%, 360px);
     align-items: stretch; overflow: visible; }
   .patchlab-panes > * { min-width: 0; width: auto; }
   .patchlab-panes.patchlab-alone { grid-template-columns: minmax(0, 1fr); }
@@ -150,9 +154,12 @@ CSS = """
   .patchlab-alone > .patchlab-form { border-left: 0; }
   .patchlab-panes .patchlab-tree { margin: 0; border: 0; border-radius: 0; }
   .patchlab-panes .patchlab-tree > :is(.verdict, .findings) { display: none; }
-  @container patchlab-lab (max-width: 820px) {
+  @container patchlab-lab (max-width: 840px) {
     .patchlab-panes { grid-template-columns: minmax(0, 1fr); }
     .patchlab-panes > .patchlab-form { border-left: 0; border-top: 1px solid var(--line); }
+  }
+  @container patchlab-lab (width > 640px) and (width <= 840px) {
+    .fits-wide { display: none; }
   }
 }
 """
@@ -169,6 +176,15 @@ def line_html(text: str, tone: str = "") -> str:
         return ""
     look = f'style="color:var(--{tone})"' if tone in ("error", "warning") else 'class="dim"'
     return f"<p {look}>{text_html(text)}</p>"
+
+
+def key_html(key: str) -> str:
+    """Write a key that its field is too narrow for, once more and whole; "" for one that fits."""
+    if len(key) <= FITS:
+        return ""
+    look = ' class="fits-wide"' if len(key) <= FITS_WIDE else ""
+    # A screen reader reads the field.
+    return f'<p aria-hidden="true"{look}><code>{text_html(key)}</code></p>'
 
 
 def error_html(text: str) -> str:
@@ -208,7 +224,7 @@ def busy_html(text: str) -> str:
 
 
 def verdict_html(tone: str, pill: str, text: str) -> str:
-    """Write the line on top; `**words**` are bold."""
+    """Write the line on top; `**words**` are bold. It is read out from a part that stays."""
     said = "".join(
         f"<b>{text_html(part)}</b>" if place % 2 else text_html(part)
         for place, part in enumerate(text.split("**"))
@@ -216,4 +232,4 @@ def verdict_html(tone: str, pill: str, text: str) -> str:
     shown = ""
     if tone:
         shown = f'<span class="pill" data-tone="{tone}">{_SIGNS[tone]} {text_html(pill)}</span>'
-    return f'<div class="verdict" role="status">{shown}<span>{said}</span></div>'
+    return f'<div class="verdict">{shown}<span>{said}</span></div>'

@@ -323,7 +323,7 @@ class PatchForm(widgets.VBox):
         self._parts.show_code(self.to_code())
 
     def _show_answer(self, told: Answer) -> None:
-        self._parts.show_key(told.problem, told.matches)
+        self._parts.show_key(told.question.key, told.problem, told.matches)
         self._parts.show_class(told.class_problem, told.class_note)
         self.answer = told
         self._show_findings(self.show_all_findings)

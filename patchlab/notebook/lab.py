@@ -73,6 +73,7 @@ class Lab(widgets.VBox):
         self.copy = CopyButton(lambda: self.form.guarded(self._show_code), self.form.refresh)
         self.form.on_screen = self.copy
         self._verdict, self._code = widgets.HTML(), widgets.HTML()
+        self._verdict.add_class("patchlab-live")
         super().__init__(self._make())
         self.add_class("patchlab-lab")
         self.form.on_answer(self._follow)

@@ -24,7 +24,7 @@ from torch import nn
 from patchlab.errors import PatchlabError
 from patchlab.notebook.cell_lines import report_lines, swap_lines
 from patchlab.notebook.cell_scopes import CellScopes
-from patchlab.notebook.cells import record_cell
+from patchlab.notebook.cells import record_cell, show_line_as_comment
 from patchlab.notebook.magic_line import MagicLine, asks_for_help, parse_line, resolve_mapping
 from patchlab.notebook.magic_scopes import SwapForCell, WithoutWarnings
 from patchlab.notebook.patches_line import run_command
@@ -90,8 +90,9 @@ class PatchMagics(Magics):
         __tracebackhide__ = True
         if self._helped(line, empty=empty):
             return
-        options, scope = self._prepare(line, empty)
         caller = sys._getframe(1)
+        show_line_as_comment(caller, f"{MAGIC} {line}")
+        options, scope = self._prepare(line, empty)
         try:
             self.scopes.enter(scope, caller, lambda entered: self._tell(options, entered))
         except PatchlabError as error:
@@ -124,6 +125,7 @@ class PatchMagics(Magics):
         Only comments may stand above the line. Where magics do not exist (a .py file, some hosted
         notebooks), write `with patchlab.patched({"key": Class}):` instead.
         """
+        __tracebackhide__ = True
         if self._helped(line, empty=not cell.strip()):
             return None
         options, scope = self._prepare(line, empty=not cell.strip())
@@ -160,7 +162,7 @@ class PatchMagics(Magics):
             %patches unregister key         take keys out
             %patches clear                  take everything out
             %patches status                 the same as the first, with leaked classes
-            %patches export patches.py      write what is registered as a Python file
+            %patches export patches.py      write what is in force here as a Python file
         """
         __tracebackhide__ = True
         if asks_for_help(line):
@@ -236,6 +238,7 @@ class PatchMagics(Magics):
 
     def _run_body(self, cell: str) -> Any:
         """Run a body at the top level of the user's namespace and return its last value."""
+        __tracebackhide__ = True
         shell = self.shell
         source = shell.transform_cell(cell)
         if shell.should_run_async(cell, transformed_cell=source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,7 +70,10 @@ def run_command(line: str, namespace: Mapping[str, Any]) -> Any:
     try:
         return action(options, options.words[1:], namespace)
     except PatchlabError as error:
-        raise UsageError(str(error)) from error
+        # What a call is told of as an argument is an option of the line.
+        message = str(error).replace("overwrite=True", "--overwrite")
+        message = re.sub(r"unregister_patch_mapping\('(.*?)'\)", r"%patches unregister \1", message)
+        raise UsageError(message) from error
 
 
 def _list(options: MagicLine, words: tuple[str, ...], namespace: Mapping[str, Any]) -> Registered:

@@ -81,6 +81,7 @@ def preview_marks(preview: Preview) -> TreeMarks:
     for fqn, mark in preview.marks.items():
         if mark.tone == "struck":
             found.marks[fqn] = "swallowed"
+            found.reasons.pop(fqn, None)  # The rule puts nothing where nothing is left.
         elif mark.tone == "error":
             found.marks[fqn] = "container"
         else:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from patchlab.model.diff import DiffRow, TreeDiff
 from patchlab.model.diff_table import diff_caption
-from patchlab.model.diff_table import fold_keys as diff_keys
-from patchlab.model.folding import shapes_of
 from patchlab.model.nodes import ClassRecord, ModuleNode, TensorRecord
 from patchlab.model.tree import ModuleTree, join_fqn
-from patchlab.model.tree_table import class_labels, fold_keys, lazy_nodes, tree_caption
+from patchlab.model.tree_table import class_labels, lazy_nodes, tree_caption
 from patchlab.render.payload import UNINITIALIZED, TreeColumns
 from patchlab.render.rows import Mark, Table
 
@@ -88,11 +86,12 @@ class TreeSubject:
         return TreeColumns(
             names=tree.names,
             depths=tree.depths,
-            shapes=shapes_of(tree.parents, tree.names, fold_keys(tree)),
+            shapes=tree.folding.shapes,
             classes=_class_table(tree.classes),
             before=tree.kinds,
             params_before=params,
             shared=dict(tree.shared),
+            tied={node: ties[0][1] for node, ties in tree.ties if ties[0][1] != node},
         )
 
     def details(self, row: int) -> Details:
@@ -152,11 +151,10 @@ class DiffSubject:
         }
         place = {cls_id: index for index, cls_id in enumerate(records)}
         row_of = {row.fqn: index for index, row in enumerate(rows)}
-        names = [row.name for row in rows]
         return TreeColumns(
-            names=names,
+            names=[row.name for row in rows],
             depths=[row.depth for row in rows],
-            shapes=shapes_of([row.parent for row in rows], names, diff_keys(rows)),
+            shapes=self.diff.folding.shapes,
             classes=_class_table(records.values()),
             before=[place[row.before.cls_id] if row.before else -1 for row in rows],
             after=[place[row.after.cls_id] if row.after else -1 for row in rows],
@@ -168,6 +166,7 @@ class DiffSubject:
                 for index, row in enumerate(rows)
                 if row.node.shared_with in row_of
             },
+            tied={index: row_of[other] for index, other in _ties(rows) if other in row_of},
         )
 
     def details(self, row: int) -> Details:
@@ -182,6 +181,15 @@ class DiffSubject:
     def table(self, marks: Mapping[str, Mark]) -> Table:
         """Return the rows of the static twin; a difference has no marks of its own."""
         return self.diff.to_table()
+
+
+def _ties(rows: Sequence[DiffRow]) -> Iterator[tuple[int, str]]:
+    """Yield each row with tied parameters and the FQN of the module that has the first of them."""
+    for index, row in enumerate(rows):
+        for _, other in row.node.tied[:1]:
+            fqn = other.rpartition(".")[0]
+            if fqn != row.fqn:
+                yield index, fqn
 
 
 def _sides(row: DiffRow) -> tuple[dict[str, Any], ...]:

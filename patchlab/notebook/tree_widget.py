@@ -30,7 +30,7 @@ from patchlab.render.html import table_html
 from patchlab.render.numbers import count
 from patchlab.render.payload import MarkState, TreeColumns, pack_marks, pack_tree
 from patchlab.render.rows import Mark, Table
-from patchlab.render.text import table_text
+from patchlab.render.text import printable, table_text
 
 __all__ = ["TreeWidget"]
 
@@ -221,7 +221,7 @@ class TreeWidget(anywidget.AnyWidget):
             "code": finding.code,
             "severity": finding.severity,
             "title": finding.title,
-            "message": finding.message,
+            "message": printable(finding.message),
             "suggestion": finding.suggestion,
             "more": more_about(finding),
             "fqn": None if row is None else self._fqns[row],
@@ -291,4 +291,4 @@ def _verdict(findings: tuple[Finding, ...], verdict: str, caption: str) -> dict[
         if number:
             tone, pill = severity, count(number, severity)
     head, dot, rest = caption.partition(" · ")
-    return {"tone": tone, "pill": pill, "text": verdict or f"**{head}**{dot}{rest}"}
+    return {"tone": tone, "pill": pill, "text": printable(verdict or f"**{head}**{dot}{rest}")}

@@ -8,6 +8,7 @@ suggestion is a class of the target wherever one is near.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from patchlab.model.classes import loaded_module_classes
 from patchlab.plan.containers import fitting_numbers
 from patchlab.plan.findings import Finding
 from patchlab.plan.wording import listed
+
+_WORDS = re.compile(
+    r"(?<!\\)[A-Za-z]{2,}"
+)  # what a pattern says literally, such as "MLP" in ".*MLP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +186,14 @@ def _reason(rule: PatchRule, class_names: Collection[str], target: _Target) -> t
             f"{'has' if len(containing) == 1 else 'have'} more to it. Did you mean "
             f"{containing[0]!r}? '.*{part}' would search for every name with {part} in it."
         ), containing[0]
+    if not rule.is_exact and (folded := _in_another_case(key, target.own)):
+        names, spelled = folded
+        return (
+            f"{what}. Names are case-sensitive: the model has {listed(names)}. Did you mean "
+            f"{spelled!r}?"
+        ), spelled
     near = near_names(key, target.own)
-    if not near and not elsewhere:
+    if not near and not elsewhere and not _no_module(rule, target.catalog):
         # A name that merely contains the key is no misspelling of it.
         near = near_names(key, target.relatives) or near_names(
             key, [name for name in target.catalog.names if key not in name]
@@ -233,10 +244,23 @@ def _containing(key: str, names: Collection[str]) -> list[str]:
     return sorted(found, key=lambda n: (not n.casefold().endswith(folded), len(n), n))
 
 
+def _in_another_case(key: str, names: Collection[str]) -> tuple[list[str], str] | None:
+    """Return the names that a pattern fits in another case, and the pattern in theirs.
+
+    None if there are none, or the pattern itself is spelled in a way that cannot be followed.
+    """
+    found = sorted(name for name in names if re.search(key, name, re.IGNORECASE))
+    for name in found:
+        spelled = _WORDS.sub(lambda word: _part_of(name, word[0]) or word[0], key)  # noqa: B023
+        if re.search(spelled, name):
+            return found, spelled
+    return None
+
+
 def _part_of(name: str, key: str) -> str:
-    """Return a key as a name that contains it spells it."""
+    """Return a key as a name spells it, "" if the name does not contain it."""
     start = name.casefold().rfind(key.casefold())
-    return name[start : start + len(key)]
+    return name[start : start + len(key)] if start >= 0 else ""
 
 
 def _torch_class_names() -> list[str]:

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from patchlab._upstream import pretrained_model_class
+from patchlab._upstream import is_transformers_name, pretrained_model_class
 from patchlab.mapping.rules import PatchMapping
 from patchlab.model.catalog import Catalog, full_names
 from patchlab.model.tree import ModuleTree
 from patchlab.plan.containers import Container, find_containers, observed_pairs
-from patchlab.plan.plan import PatchPlan
+from patchlab.plan.plan import PatchPlan, Replacement
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,6 +117,16 @@ class Evidence:
         )
         return tuple(c for c in found if c.evidence == "static" or not self.is_built_again(c))
 
+    @cached_property
+    def kept(self) -> tuple[Replacement, ...]:
+        """The replacements that the patched skeleton has, so without those swallowed."""
+        if self.after is None:
+            dropped = {container.class_name for container in self.containers}
+            return tuple(r for r in self.plan if r.original.__name__ not in dropped)
+        classes = [record.cls for record in self.after.classes]
+        there = {fqn: classes[k] for fqn, k in zip(self.after.fqns, self.after.kinds, strict=True)}
+        return tuple(r for r in self.plan if any(there.get(f) is r.replacement for f in r.fqns))
+
     def is_built_again(self, container: Container) -> bool:
         """Tell whether the patched skeleton has all that a container held.
 
@@ -136,8 +146,12 @@ class Evidence:
 
     @cached_property
     def architecture_names(self) -> frozenset[str]:
-        """Names of the classes in the tree, and of all that its config class can bring in."""
-        in_tree = {node.class_name for node in self.before.nodes}
+        """Names of the classes in the tree, and of all that its config class can bring in.
+
+        Torch's own are left out: they are never replaced, and a `LayerNorm` of transformers is
+        another class than the one in the tree.
+        """
+        in_tree = {n.class_name for n in self.before.nodes if is_transformers_name(n.python_module)}
         return frozenset({self.catalog.names[number] for number in self._numbers} | in_tree)
 
     @cached_property

@@ -16,7 +16,8 @@ from patchlab.model.catalog import Catalog, load_catalog
 from patchlab.model.classes import matched_classes
 from patchlab.plan.containers import Container, find_containers
 from patchlab.plan.findings import Finding, ordered
-from patchlab.plan.suggest import suggest_key
+from patchlab.plan.readings import are_of_several_kinds
+from patchlab.plan.suggest import READABLE, suggest_key
 from patchlab.plan.wording import listed
 from patchlab.render.numbers import count
 
@@ -74,11 +75,14 @@ def _finding(
         catalog,
     )
     first = held[0]
-    advice = (
-        f"To replace the inner classes only, use {suggestion.key!r}."
-        if suggestion
-        else "Use the names of the classes to replace."
-    )
+    advice = "Use the names of the classes to replace."
+    if suggestion is not None:
+        several = are_of_several_kinds(suggestion.keeps, rule.key)
+        if several or len(suggestion.key) > 2 * READABLE:
+            named = listed(suggestion.keeps, 6)
+            advice = f"Without the containers it fits {named}: name those you mean."
+        else:
+            advice = f"To replace the inner classes only, use {suggestion.key!r}."
     others = f" So are {listed([c.class_name for c in held[1:]])}." if len(held) > 1 else ""
     return Finding(
         "PL101",

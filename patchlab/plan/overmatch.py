@@ -7,27 +7,29 @@ that was predicted to vanish did.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from patchlab.mapping.rules import PatchRule
+from patchlab.mapping.rules import compile_pattern
+from patchlab.model.tree import ModuleNode, ModuleTree
 from patchlab.plan.containers import fitting_numbers
 from patchlab.plan.evidence import Evidence
 from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
-from patchlab.plan.suggest import Suggestion, suggest_key
+from patchlab.plan.readings import readings_of
 from patchlab.plan.wording import constructor_parameters, listed
 from patchlab.render.numbers import count
+
+_MODELS = "transformers.models."
 
 
 def containers(evidence: Evidence) -> Iterator[Finding]:
     """PL101: a matched class holds, at any depth, another class that would go with it."""
-    by_key: dict[str, list[str]] = {}
-    for container in evidence.containers:
-        by_key.setdefault(container.key, []).append(container.class_name)
-    for container in evidence.containers:
-        suggestion = narrower_key(evidence, container.key, by_key[container.key])
+    readings = {c.key: readings_of(evidence, c.key) for c in evidence.containers}
+    told: set[str] = set()
+    # In the order in which findings are shown, so that the advice stands in the first of a key.
+    for container in sorted(evidence.containers, key=lambda c: (c.evidence, c.class_name)):
+        found = readings[container.key]
         total = _modules_of(evidence, container.key, container.class_name)
         holding = _holding(evidence, total)
         if container.evidence == "built":
@@ -46,14 +48,15 @@ def containers(evidence: Evidence) -> Iterator[Finding]:
                 f"{container.class_name} can be a container: under another config it holds "
                 f"{listed(container.inner)}, at {container.path!r}, which would go with it."
             )
-        yield Finding(
-            "PL101",
-            severity,
-            container.key,
-            container.class_name,
-            f"{holds} {_advice(suggestion, container.class_name)}",
-            suggestion.key if suggestion else "",
-        )
+        if not found.advice:
+            holds += (
+                f" Use a rule that does not match {container.class_name}, or one that does not "
+                f"match what is inside."
+            )
+        elif container.key not in told:
+            holds += f" {found.advice}"
+            told.add(container.key)
+        yield Finding("PL101", severity, container.key, container.class_name, holds, found.key)
 
 
 def searched_names(evidence: Evidence) -> Iterator[Finding]:
@@ -61,8 +64,8 @@ def searched_names(evidence: Evidence) -> Iterator[Finding]:
     for rule in evidence.mapping:
         if not rule.is_exact or not evidence.plan.counts.get(rule.key):
             continue  # of a key that replaces nothing here, PL104 tells, and '^key$' is no better
-        names = sorted({*evidence.catalog.names} - {rule.key})
-        also = [name for name in names if re.search(rule.key, name)]
+        # A search for an identifier finds it anywhere in a name.
+        also = sorted({n for n in evidence.catalog.names if rule.key in n} - {rule.key})
         if also:
             yield Finding(
                 "PL102",
@@ -81,7 +84,8 @@ def other_names(evidence: Evidence) -> Iterator[Finding]:
     for rule in evidence.mapping:
         if rule.is_exact:
             continue
-        also = [name for name in evidence.catalog.other_names if rule.matches(name)]
+        fits = compile_pattern(rule.key).search
+        also = [name for name in evidence.catalog.other_names if fits(name)]
         if also:
             yield Finding(
                 "PL103",
@@ -108,36 +112,42 @@ def sub_models(evidence: Evidence) -> Iterator[Finding]:
                 f"{name} at {listed(below)} is a sub-model (a PreTrainedModel), and "
                 f"{replacement.replacement.__name__} is no subclass of it: loading, saving and "
                 f"initializing count on it. Subclass {name}, or exclude it from the key.",
-                _excluding(evidence, replacement.rule, [name]),
+                readings_of(evidence, replacement.key, also_drop=[name]).key,
             )
 
 
 def swallowed_modules(evidence: Evidence) -> Iterator[Finding]:
-    """PL107: the replacement has none of the modules that the original holds."""
-    if evidence.after is None:
+    """PL107: the replacement builds none of the modules that the original holds.
+
+    The patched skeleton decides, so neither the form of the key nor the bases of the replacement
+    matter; of a container that is in this tree PL101 tells, of the root PL204.
+    """
+    after = evidence.after
+    if after is None:
         return
-    inside = {container.class_name for container in evidence.containers}
-    present = set(evidence.after.fqns)
+    told = {c.class_name for c in evidence.containers if c.evidence == "built"}
+    classes = {node.fqn: node.cls for node in after.nodes}
     for replacement in evidence.plan:
-        if replacement.original.__name__ in inside or "" in replacement.fqns:
+        if replacement.original.__name__ in told or "" in replacement.fqns:
             continue
-        first = replacement.fqns[0]
-        children = [
-            node
-            for node in evidence.before.children(evidence.before.find(first))
-            if node.python_module.startswith("transformers.models.")
-        ]
-        lost = [node for node in children if f"{first}.{node.name}" not in present]
-        if lost and len(lost) == len(children) and first in present:
-            what = ", ".join(f"{node.name} ({node.class_name})" for node in lost[:4])
+        swallowed = {
+            fqn: held
+            for fqn in replacement.fqns
+            if classes.get(fqn) is replacement.replacement
+            and (held := _held_models(evidence, fqn))
+            and any(node.num_parameters or node.buffers for node in held)  # no mere activation
+            and not _builds_any(evidence, after, fqn)
+        }
+        if swallowed:
+            first, held = next(iter(swallowed.items()))
             yield Finding(
                 "PL107",
                 "warning",
                 replacement.key,
                 replacement.original.__name__,
                 f"{replacement.replacement.__name__} has none of the modules that "
-                f"{replacement.original.__name__} holds: {what}. What they do is gone in "
-                f"{count(len(replacement.fqns), 'place')}, first at {first!r}. Build them in "
+                f"{replacement.original.__name__} holds: {_by_class(held, first)}. What they do "
+                f"is gone in {count(len(swallowed), 'place')}, first at {first!r}. Build them in "
                 f"the replacement, or match them instead.",
             )
 
@@ -188,20 +198,6 @@ def other_architectures(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def narrower_key(evidence: Evidence, key: str, container_names: Iterable[str]) -> Suggestion | None:
-    """Return the key that keeps what this target can hold and drops its containers."""
-    rule = next(rule for rule in evidence.mapping if rule.key == key)
-    if rule.is_exact:
-        return None
-    return suggest_key(
-        key,
-        [name for name in evidence.architecture_names if rule.matches(name)],
-        {*container_names, *evidence.architecture_containers},
-        evidence.catalog,
-        built_classes={node.class_name for node in evidence.before.nodes},
-    )
-
-
 def _modules_of(evidence: Evidence, key: str, class_name: str) -> list[str]:
     return [
         fqn
@@ -238,17 +234,45 @@ def _dropped(evidence: Evidence, outer: list[str]) -> str:
     return listed([child.name for child in evidence.before.children(node)], 4) or "what is inside"
 
 
-def _advice(suggestion: Suggestion | None, name: str) -> str:
-    if suggestion is None:
-        return f"Use a rule that does not match {name}, or one that does not match what is inside."
-    return f"Use {suggestion.key!r}."
+def _held_models(evidence: Evidence, fqn: str) -> list[ModuleNode]:
+    """Return the nearest modules of a model's own below a module, through lists and the like."""
+    found: list[ModuleNode] = []
+    waiting = [*evidence.before.children(evidence.before.find(fqn))]
+    while waiting:
+        node = waiting.pop(0)
+        if node.python_module.startswith(_MODELS):
+            found.append(node)
+        else:
+            waiting[:0] = evidence.before.children(node)
+    return found
 
 
-def _excluding(evidence: Evidence, rule: PatchRule, names: list[str]) -> str:
-    if rule.is_exact:
-        return ""
-    suggestion = narrower_key(evidence, rule.key, names)
-    return suggestion.key if suggestion else ""
+def _builds_any(evidence: Evidence, after: ModuleTree, fqn: str) -> bool:
+    """Tell whether a replaced module holds any of what its original held: by place or by class."""
+    held = [node for node in _below(evidence.before, fqn) if node.python_module.startswith(_MODELS)]
+    places = {node.fqn for node in held}
+    replaced = {r.original: r.replacement for r in evidence.plan}
+    classes = {node.cls for node in held}
+    wanted = (*classes, *(replaced[cls] for cls in classes if cls in replaced))
+    return any(node.fqn in places or issubclass(node.cls, wanted) for node in _below(after, fqn))
+
+
+def _below(tree: ModuleTree, fqn: str) -> tuple[ModuleNode, ...]:
+    start = tree.find(fqn)
+    end = start.index + 1
+    while end < len(tree) and tree.depths[end] > start.depth:
+        end += 1
+    return tree.nodes[start.index + 1 : end]
+
+
+def _by_class(nodes: list[ModuleNode], fqn: str) -> str:
+    """Write modules below another: "layer.0 and 11 more (BertLayer)"."""
+    by_class: dict[str, list[str]] = {}
+    for node in nodes:
+        by_class.setdefault(node.class_name, []).append(node.fqn.removeprefix(f"{fqn}."))
+    shown = [f"{listed(names, 1)} ({name})" for name, names in by_class.items()]
+    more = f" and {len(shown) - 4:,} more" if len(shown) > 4 else ""
+    return ", ".join(shown[:4]) + more
 
 
 def _signatures(replacements: list[Replacement]) -> Iterator[str]:

@@ -6,7 +6,9 @@ or not. It can be registered as it stands. For 828 of 828 trapped pairs of archi
 in transformers 5.24.0 there is one.
 
 The forms are tried in the order in which they read well: the names themselves if they are few, the
-same key with an anchor, a few common endings, the same key with the containers taken out in front.
+same key with an anchor, a longer list of names, a few common endings, the same key with the
+containers taken out in front. Where a tree is at hand, a key for the classes that are in it goes
+before a long one that also keeps what another config would bring in.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Form = Literal["names", "anchor", "endings", "exclusion", "list"]
 
 _FEW_NAMES = 3
 _FEW_ENDINGS = 4
-_READABLE = 60  # characters; a longer key is taken only if no form gives a shorter one
+# How much shorter a key must be that keeps less than it could, where neither is readable.
+_FOR_LESS = 1.25
+READABLE = 60  # characters; a longer key is taken only if no form gives a shorter one
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+|[^A-Z\d]+")
 
 
@@ -36,7 +40,8 @@ class Suggestion:
     Attributes:
         key: The key, ready to be registered.
         form: How it was made.
-        keeps: Class names that it matches in the scope, sorted.
+        keeps: Class names that it matches in the scope, sorted: all that are no container, or,
+            where the key for all would not be readable, those of the built tree.
         drops: The containers that it leaves alone, sorted.
         built: Those of `keeps` that a module of the built tree is of, sorted; empty without a tree.
         elsewhere: Model types, none of whose classes the key at hand matches in the scope, in which
@@ -80,24 +85,26 @@ def suggest_key(
     leaves = sorted(matched - set(drops))
     if not leaves or not drops:
         return None
+    built = [name for name in leaves if name in set(built_classes)]
     refused = [*_not_matched(key, catalog), *drops]
     # Looked at one by one, since each costs a search through 10,000 names.
-    best: tuple[Form, str] | None = None
-    for form, candidate in _candidates(key, leaves, drops, refused):
-        shorter = best is None or len(candidate) < len(best[1])
-        if shorter and _is_right(candidate, leaves, refused):
-            best = form, candidate
-            if len(candidate) <= _READABLE:
+    best: tuple[float, Form, str] | None = None
+    for form, candidate, kept in _candidates(key, leaves, built, drops, refused):
+        length = len(candidate) * (1 if len(kept) == len(leaves) else _FOR_LESS)
+        if (best is None or length < best[0]) and _is_right(candidate, kept, refused):
+            best = length, form, candidate
+            if len(candidate) <= READABLE:
                 break
     if best is None:
         return None
-    form, narrower = best
+    _, form, narrower = best
+    keeps = tuple(filter(_searcher(narrower), leaves))
     return Suggestion(
         key=narrower,
         form=form,
-        keeps=tuple(leaves),
+        keeps=keeps,
         drops=tuple(drops),
-        built=tuple(name for name in leaves if name in set(built_classes)),
+        built=tuple(name for name in keeps if name in built),
         elsewhere=_elsewhere(narrower, matched, catalog),
     )
 
@@ -126,27 +133,38 @@ def _is_right(candidate: str, leaves: Sequence[str], refused: Sequence[str]) -> 
 
 
 def _candidates(
-    key: str, leaves: Sequence[str], drops: Sequence[str], refused: Sequence[str]
-) -> Iterator[tuple[Form, str]]:
-    few = len(leaves) <= _FEW_NAMES
-    if few:
-        yield "names", f"^{alternatives(leaves)}$"
+    key: str,
+    leaves: Sequence[str],
+    built: Sequence[str],
+    drops: Sequence[str],
+    refused: Sequence[str],
+) -> Iterator[tuple[Form, str, Sequence[str]]]:
+    """Yield keys to try, each with the names that it must keep: all leaves, or those built."""
+    names = f"^{alternatives(leaves)}$"
+    if len(leaves) <= _FEW_NAMES:
+        yield "names", names, leaves
     if not key.endswith("$"):
-        yield "anchor", f"{key}$"
+        yield "anchor", f"{key}$", leaves
     if not key.startswith(("^", ".*")):
-        yield "anchor", f"^{key}"
+        yield "anchor", f"^{key}", leaves
         if not key.endswith("$"):
-            yield "anchor", f"^{key}$"
+            yield "anchor", f"^{key}$", leaves
     endings = _common_endings(leaves, refused)
-    if endings:
-        yield "endings", f"{alternatives(endings)}$"
+    if len(endings) == 1:
+        yield "endings", f"{alternatives(endings)}$", leaves
+    if len(names) <= READABLE:
+        yield "list", names, leaves
+    if len(endings) > 1:
+        yield "endings", f"{alternatives(endings)}$", leaves
+    if built:
+        form: Form = "names" if len(built) <= _FEW_NAMES else "list"
+        yield form, f"^{alternatives(built)}$", built
     if key.startswith(("^", ".*")):
         body = key.removeprefix("^")
     else:
         body = f".*(?:{key})" if "|" in key else f".*{key}"
-    yield "exclusion", f"^(?!{alternatives(drops)}$){body}"
-    if not few:
-        yield "list", f"^{alternatives(leaves)}$"
+    yield "exclusion", f"^(?!{alternatives(drops)}$){body}", leaves
+    yield "list", names, leaves
 
 
 def _common_endings(leaves: Sequence[str], refused: Sequence[str]) -> tuple[str, ...]:
@@ -155,11 +173,11 @@ def _common_endings(leaves: Sequence[str], refused: Sequence[str]) -> tuple[str,
     refused_ends = "\n".join(refused) + "\n"
     covers: dict[str, set[str]] = {}
     for leaf in leaves:
-        words = _WORD.findall(leaf)
-        for start, word in enumerate(words):
+        parts = words(leaf)
+        for start, word in enumerate(parts):
             if start and (len(word) == 1 or not word[0].isalpha()):
                 continue  # "TModel", "3VideoModel": short, and no name to a reader
-            ending = "".join(words[start:])
+            ending = "".join(parts[start:])
             if ending not in covers and f"{ending}\n" not in refused_ends:
                 covers[ending] = {name for name in leaves if name.endswith(ending)}
     chosen: list[str] = []
@@ -173,6 +191,16 @@ def _common_endings(leaves: Sequence[str], refused: Sequence[str]) -> tuple[str,
     return tuple(sorted(chosen))
 
 
+def words(class_name: str) -> list[str]:
+    """Split a class name into its words.
+
+    Example:
+        >>> words("Wav2Vec2SdpaMLPBlock")
+        ['Wav', '2', 'Vec', '2', 'Sdpa', 'MLP', 'Block']
+    """
+    return _WORD.findall(class_name)
+
+
 def alternatives(names: Sequence[str]) -> str:
     """Write names as one pattern, with what all of them begin and end with written once.
 
@@ -180,17 +208,17 @@ def alternatives(names: Sequence[str]) -> str:
         >>> alternatives(["BertCrossAttention", "BertSelfAttention"])
         'Bert(?:Cross|Self)Attention'
     """
-    split = [_WORD.findall(name) for name in sorted(set(names))]
+    split = [words(name) for name in sorted(set(names))]
     if len(split) == 1:
         return re.escape("".join(split[0]))
     shortest = min(map(len, split))
     start = 0
-    while start < shortest and len({words[start] for words in split}) == 1:
+    while start < shortest and len({parts[start] for parts in split}) == 1:
         start += 1
     end = 0
-    while end < shortest - start and len({words[-1 - end] for words in split}) == 1:
+    while end < shortest - start and len({parts[-1 - end] for parts in split}) == 1:
         end += 1
-    middles = ["".join(words[start : len(words) - end]) for words in split]
+    middles = ["".join(parts[start : len(parts) - end]) for parts in split]
     optional = "?" if "" in middles else ""
     listed = "|".join(re.escape(middle) for middle in middles if middle)
     head = re.escape("".join(split[0][:start]))

@@ -24,7 +24,8 @@ from patchlab.plan.containers import Container, find_containers, matched_numbers
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
-from patchlab.plan.suggest import Suggestion, suggest_key
+from patchlab.plan.readings import are_of_several_kinds, is_abstract
+from patchlab.plan.suggest import READABLE, Suggestion, suggest_key
 from patchlab.render.frames import frame_of
 from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -167,11 +168,11 @@ class Survey(Shown):
         # From the catalog and not from the rows, of which `filter` may have left the containers.
         names: dict[str, list[str]] = {}
         for number, rule in matched_numbers(self.mapping, self.catalog).items():
-            if rule.key == key:
+            if rule.key == key and not is_abstract(self.catalog.names[number]):
                 owner = self.catalog.model_type(number)
                 names.setdefault(owner, []).append(self.catalog.names[number])
         suggested = {
-            model_type: suggest_key(key, names[model_type], held, self.catalog)
+            model_type: suggest_key(key, names.get(model_type, ()), held, self.catalog)
             for model_type, held in containers.items()
         }
         return {model_type: found for model_type, found in suggested.items() if found is not None}
@@ -323,9 +324,9 @@ def _container_findings(found: Survey) -> Iterable[Finding]:
         suggestion = ""
         if len(types) <= _SUGGESTED:
             keys = found.suggestions(key)
-            advice = [f"for {m or 'the library'} use {s.key!r}" for m, s in keys.items()]
+            advice = [f"for {m or 'the library'} {_use(key, s)}" for m, s in keys.items()]
             if advice:
-                message += f" To replace what is inside only, {', '.join(advice)}."
+                message += f" To replace what is inside only, {'; '.join(advice)}."
             if len(types) == len(keys) == 1:
                 suggestion = next(iter(keys.values())).key
         else:
@@ -335,6 +336,12 @@ def _container_findings(found: Survey) -> Iterable[Finding]:
                 f"all. Write one for the model at hand: filter(model_type={named!r}) has it."
             )
         yield Finding("PL101", "error", key, first.class_name, message, suggestion)
+
+
+def _use(key: str, suggestion: Suggestion) -> str:
+    if len(suggestion.key) <= READABLE or not are_of_several_kinds(suggestion.keeps, key):
+        return f"use {suggestion.key!r}"
+    return f"name the classes you mean, of {_listed(suggestion.keeps, 6)}"
 
 
 def _other_findings(found: Survey) -> Iterable[Finding]:

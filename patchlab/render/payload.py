@@ -48,6 +48,7 @@ class TreeColumns:
         params_after: As `params_before`; None if there is one tree only.
         statuses: Words from `STATUSES`; None if there is one tree only.
         shared: Row to the row where the same module comes first.
+        tied: Row to the row of the module that has one of its parameters first.
     """
 
     names: Sequence[str]
@@ -60,6 +61,7 @@ class TreeColumns:
     params_after: Sequence[int] | None = None
     statuses: Sequence[str] | None = None
     shared: Mapping[int, int] = field(default_factory=dict)
+    tied: Mapping[int, int] = field(default_factory=dict)
 
 
 def pack_tree(tree: TreeColumns) -> bytes:
@@ -70,7 +72,7 @@ def pack_tree(tree: TreeColumns) -> bytes:
     """
     names, name_column = _table(tree.names)
     numbers, params_before = _table(tree.params_before)
-    columns: dict[str, Sequence[int]] = {
+    columns: dict[str, Any] = {
         "depth": tree.depths,
         "name": name_column,
         "shape": _table(tree.shapes)[1],
@@ -85,11 +87,11 @@ def pack_tree(tree: TreeColumns) -> bytes:
     if tree.statuses is not None:
         code = {status: index for index, status in enumerate(STATUSES)}
         columns["status"] = [code[status] for status in tree.statuses]
-    if tree.shared:
-        shared = [0] * len(tree.names)
-        for row, first in tree.shared.items():
-            shared[row] = first + 1
-        columns["shared"] = shared
+    for title, places in (("shared", tree.shared), ("tied", tree.tied)):
+        if places:
+            columns[title] = [0] * len(tree.names)
+            for row, first in places.items():
+                columns[title][row] = first + 1
     return _pack(
         {
             "rows": len(tree.names),

@@ -42,6 +42,16 @@ class _Sequence:
     def num_tokens(self) -> int:
         return self.block.length if self.real is None else int(self.real.sum())
 
+    @property
+    def num_rows(self) -> int:
+        """Routes it has for what is matched: for its positions or for its tokens."""
+        return self.block.length if self.by_position else self.num_tokens
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether it may have ended before others of its batch, and what came after is no part."""
+        return self.block.prompt is not None and self.block.batch_size > 1
+
     def rows(self) -> torch.Tensor:
         """Return the rows of its tokens, padding left out."""
         rows = torch.arange(self.start, self.start + self.block.length)
@@ -73,6 +83,8 @@ class Cursor:
     next: int = 0
     _current: tuple[_Sequence, ...] = ()
     _current_past: int = 0
+    _cached: bool = False
+    _cut: tuple[str, ...] = ()
     _all: list[_Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,6 +113,29 @@ class Cursor:
             return self._packed(tokens)
         return self._start(tokens)
 
+    def unused(self) -> tuple[str, ...]:
+        """Say in phrases what of the trace was not handed out; empty when it is used up."""
+        left = len(self._all) - self.next
+        whole = f"{left} of {_plural(len(self._all), 'sequence')}"
+        return (*((whole,) if left else ()), *self._cut, *self._cut_short())
+
+    def _cut_short(self) -> tuple[str, ...]:
+        """Tell of sequences that were run in steps over a cache, and not to their end.
+
+        Of those that were generated together one goes to the end, and others may end before.
+        """
+        if not self._cached:
+            return ()
+        ends = [(one.used, one.num_rows) for one in self._current]
+        if any(used >= end for used, end in ends) and self._current[0].may_end_early:
+            return ()
+        first = max(0, self.next - len(ends))  # All of a flat trace is one until it runs.
+        return tuple(
+            f"sequence {first + number} after token {used} of {end}"
+            for number, (used, end) in enumerate(ends)
+            if used < end
+        )
+
     def _taken(self, count: int, tokens: TokenPass) -> list[_Sequence]:
         left = self._all[self.next :]
         if len(left) == 1 and left[0].block.is_flat and count > 1:
@@ -116,11 +151,16 @@ class Cursor:
             _Sequence(sequence.start, sequence.block, sequence.real) for sequence in left[:count]
         ]
 
-    def _after(self, count: int, current: Sequence[_Sequence], past: int) -> Cursor:
+    def _after(
+        self, count: int, current: Sequence[_Sequence], past: int, *, cached: bool
+    ) -> Cursor:
         after = copy.copy(self)
+        if count:  # Not a further step of the same sequences.
+            after._cut = (*self._cut, *self._cut_short())
         after.next = self.next + count
         after._current = tuple(current)
         after._current_past = past
+        after._cached = cached
         return after
 
     # --- one pass over whole sequences, or the first of several ----------------------------------
@@ -136,7 +176,7 @@ class Cursor:
             parts.append(self._place_one(sequence, tokens, mask, self.next + number))
         count = len(taken) if len(taken) <= len(self._all) - self.next else 1
         rows = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-        return rows, self._after(count, taken, tokens.length)
+        return rows, self._after(count, taken, tokens.length, cached=tokens.cached)
 
     def _place_one(
         self, sequence: _Sequence, tokens: TokenPass, mask: torch.Tensor | None, number: int
@@ -172,7 +212,7 @@ class Cursor:
             return False
         # Fewer: a step over a cache that more steps will follow, or a sequence that ended before
         # the others of its batch, so that what came after its end is no part of it.
-        return cached or (sequence.block.prompt is not None and sequence.block.batch_size > 1)
+        return cached or sequence.may_end_early
 
     # --- further passes over the same cache -----------------------------------------------------
 
@@ -212,7 +252,8 @@ class Cursor:
             step.used = used + len(wanted)
             parts.append(rows)
             after.append(step)
-        return torch.cat(parts), self._after(0, after, tokens.past + tokens.length)
+        past = tokens.past + tokens.length
+        return torch.cat(parts), self._after(0, after, past, cached=True)
 
     # --- several sequences in one row -------------------------------------------------------------
 
@@ -225,7 +266,7 @@ class Cursor:
         for number, (start, end) in enumerate(zip(tokens.starts, ends, strict=True)):
             part = TokenPass(1, end - start)
             parts.append(self._place_one(taken[number], part, None, self.next + number))
-        return torch.cat(parts), self._after(len(taken), (), 0)
+        return torch.cat(parts), self._after(len(taken), (), 0, cached=False)
 
 
 def _padded(real: torch.Tensor, length: int) -> torch.Tensor:

@@ -294,6 +294,12 @@ def _integers(values: Any, what: str) -> torch.Tensor:
         # Of uint64 the highest half becomes negative, and is refused like any other that is large.
         wide = torch.from_numpy(values.astype(np.int64 if values.itemsize > 2 else np.int32))
     elif isinstance(values, torch.Tensor):
+        if values.device.type == "meta" or values.layout is not torch.strided:
+            kind = "meta" if values.device.type == "meta" else str(values.layout)
+            raise RoutingError(
+                f"{what} is a tensor of the kind {kind}, which holds no routes that can be read. "
+                f"Give a dense one with its values."
+            )
         if values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
             raise RoutingError(f"{what} holds {values.dtype}, expected integers.")
         values = values.detach().cpu()

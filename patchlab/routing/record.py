@@ -21,7 +21,7 @@ from patchlab.routing.join import RecordedPass, join_passes
 from patchlab.routing.passes import TokenPass
 from patchlab.routing.sites import RouterSite, modules_of, routers_among
 from patchlab.routing.trace import Routes, RoutingTrace, smallest_dtype
-from patchlab.routing.watch import Watcher
+from patchlab.routing.watch import Watcher, none_ran
 
 # Above so many choices a pass is made small router by router; below, all of it at once, which at
 # decode, where each operation costs more than its work, is 8 times fewer operations.
@@ -70,11 +70,7 @@ class Recorder(Watcher):
         tokens, notes = running
         if not notes:
             first = next(site for site in self._order if site.owner == owner)
-            raise RoutingError(
-                f"none of the routers of {type(first.owner_module).__name__} ran in its forward "
-                f"of {tokens}, the first being {first.fqn}. A kernel or a patch has probably "
-                f"replaced the block around them; load the model without it."
-            )
+            raise none_ran(first, tokens)
         if tokens.ahead is not None:
             self._ahead[owner] = tokens.ahead
             tokens = replace(tokens, ahead=None)
@@ -145,7 +141,8 @@ def record_routing(model: nn.Module, *, side_towers: bool = False) -> Iterator[R
     if not recorder.passes and recorder.missed:
         warnings.warn(
             "nothing was recorded: the model ran in another thread than the block. Start that "
-            "thread with contextvars.copy_context().run, or record inside it.",
+            "thread with contextvars.copy_context().run, or record inside it. DataParallel runs "
+            "copies of the model in threads of its own: record the model inside of it.",
             PatchlabWarning,
             stacklevel=3,
         )

@@ -26,8 +26,14 @@ from patchlab.model.walk import check_module
 Choice = Literal["topk", "argmax", "mixer", "table", "product"]
 
 _CHOOSES = re.compile(r"\btopk\(|\bargmax\(|\bsparsemixer\(|\btid2eid\[")
+# The parts of a mixture of experts; in Qwen2MoeAttention "Moe" is a part of the model's name.
+_NEAR_A_ROUTER = re.compile(
+    r"router|expert|gate$|sparsemo|moe(block|layer|mlp|ffn)?$", re.IGNORECASE
+)
 # The same operations choose tokens, channels and positions elsewhere; a router is named as one.
 _NAMED_AS_ROUTER = re.compile(r"(Router|Gating|Gate|MoE|Moe|FFN|SparseMLP|SparseMo[eE]Block)$")
+# A replacement may have any name. Where it is says as much.
+_PLACES_OF_ROUTERS = frozenset({"gate", "router"})
 # GraniteDoclingDensityRouter sends image tiles to one of two projectors: no experts.
 _NO_ROUTER = re.compile(r"Density")
 # Towers that no language model routes through: prediction heads and encoders of other modalities.
@@ -39,6 +45,7 @@ _WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoi
 # Weak, since a class in a notebook is defined again with each run of its cell.
 _SOURCES: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _CHOICES: weakref.WeakKeyDictionary[type, Choice | None] = weakref.WeakKeyDictionary()
+_CHOICES_IN_PLACE: weakref.WeakKeyDictionary[type, Choice | None] = weakref.WeakKeyDictionary()
 
 _TOP_K = ("top_k", "moe_top_k")
 _CONFIG_TOP_K = ("top_k_experts", "num_experts_per_tok")
@@ -105,17 +112,23 @@ def _source(cls: type[nn.Module]) -> str:
     return source
 
 
-def choice_of(cls: type[nn.Module]) -> Choice | None:
-    """Tell by which operation a module class chooses experts; None if it does not."""
-    if cls not in _CHOICES:
-        _CHOICES[cls] = _choice_of(cls)
-    return _CHOICES[cls]
+def choice_of(cls: type[nn.Module], *, in_place: bool = False) -> Choice | None:
+    """Tell by which operation a module class chooses experts; None if it does not.
+
+    Args:
+        cls: The class.
+        in_place: Whether a module of it is where routers are, so that it need not be named as one.
+    """
+    known = _CHOICES_IN_PLACE if in_place else _CHOICES
+    if cls not in known:
+        known[cls] = _choice_of(cls, in_place)
+    return known[cls]
 
 
-def _choice_of(cls: type[nn.Module]) -> Choice | None:
+def _choice_of(cls: type[nn.Module], in_place: bool) -> Choice | None:
     if _NO_ROUTER.search(cls.__name__):
         return None
-    if not any(_NAMED_AS_ROUTER.search(base.__name__) for base in cls.__mro__):
+    if not in_place and not any(_NAMED_AS_ROUTER.search(base.__name__) for base in cls.__mro__):
         return None
     source = _source(cls)
     if not _CHOOSES.search(source):
@@ -229,6 +242,8 @@ def routers_among(
     sites = []
     for fqn, module in modules.items():
         choice = choices[type(module)]
+        if choice is None and fqn.rpartition(".")[2] in _PLACES_OF_ROUTERS:
+            choice = choice_of(type(module), in_place=True)
         if choice is None or (not side_towers and _SIDE_TOWER.search(fqn)):
             continue
         top_k, widths = _top_k(module, choice), _widths(module)
@@ -267,7 +282,7 @@ def _nothing_found(modules: Mapping[str, nn.Module]) -> str:
         {
             type(module).__name__
             for module in modules.values()
-            if re.search(r"router|expert|moe", type(module).__name__, re.IGNORECASE)
+            if _NEAR_A_ROUTER.search(type(module).__name__)
         }
     )
     if near:

@@ -172,8 +172,11 @@ def _run(
     key = id(module)
     watching = [watcher for watcher in watchers() if key in watcher.sites]
     if not watching:
-        for watcher in tuple(_OPEN):
-            watcher.missed += key in watcher.sites
+        still_open = tuple(_OPEN)
+        # Nobody's site, and yet of a watched class: a replica, as DataParallel makes for a thread.
+        replica = not any(key in watcher.sites for watcher in still_open)
+        for watcher in still_open:
+            watcher.missed += replica or key in watcher.sites
         return own(*args, **kwargs)
     site = watching[-1].sites[key]
     unbound = torch.is_grad_enabled() and in_backward()
@@ -239,6 +242,15 @@ def _unbound(site: RouterSite) -> RoutingError:
         f"{site.fqn} is recomputed for backward by a checkpoint that routing knows nothing of, so "
         f"the experts of its forward cannot be imposed. Use model.gradient_checkpointing_enable() "
         f"before the scope, or leave routing out of what is checkpointed."
+    )
+
+
+def none_ran(first: RouterSite, tokens: TokenPass) -> RoutingError:
+    """Build the error for a pass of a model in which none of its routers ran."""
+    return RoutingError(
+        f"none of the routers of {type(first.owner_module).__name__} ran in its forward "
+        f"of {tokens}, the first being {first.fqn}. A kernel or a patch has probably "
+        f"replaced the block around them; load the model without it."
     )
 
 

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import torch
 
 from patchlab.errors import ExportError
+from patchlab.ship.at_home import changed_at_home, changed_where_read
+from patchlab.ship.code import Code, layout
 from patchlab.ship.homes import (
     Import,
     import_of_module,
@@ -26,10 +28,17 @@ from patchlab.ship.homes import (
     is_importable,
     submodules_to_import,
 )
-from patchlab.ship.literals import constant, layout
-from patchlab.ship.names import Uses, used_names
+from patchlab.ship.literals import constant
+from patchlab.ship.names import Uses, is_guarded, used_names
+from patchlab.ship.objects import named_tuple, named_tuple_fields
 from patchlab.ship.pieces import Piece
-from patchlab.ship.sources import Statement, class_statement, function_statement, plain_function
+from patchlab.ship.sources import (
+    Statement,
+    class_statement,
+    function_statement,
+    namespace_of,
+    plain_function,
+)
 from patchlab.ship.staleness import stale_class, stale_function
 
 # The names that the file has for itself, and those of Python's that its own code uses.
@@ -73,6 +82,12 @@ class Collection:
                 found = getattr(found, part, None)
             if found is not cls:
                 self._refuse(cls.__qualname__, f"{purpose}: no name leads to it any more")
+        elsewhere = self._bound.get(root, value) is not value and is_importable(cls.__module__)
+        if elsewhere and root == cls.__qualname__ and not _kin(self._bound[root], value):
+            try:
+                return self.reference(cls)  # Imported under another name.
+            except ExportError as error:
+                self._refuse(f"{cls.__module__}.{root}", f"{purpose}: {error}")
         self.require(root, value, purpose)
         now = vars(sys.modules.get(cls.__module__, object)).get(root)
         if root in self.pieces and isinstance(now, type) and now is not value:
@@ -147,7 +162,8 @@ class Collection:
                 )
             self.imports[name] = found
             return
-        if isinstance(value, type) or plain_function(value) is not None:
+        made = named_tuple_fields(value) is not None and not is_importable(str(value.__module__))
+        if not made and (isinstance(value, type) or plain_function(value) is not None):
             if is_importable(str(value.__module__)) or isinstance(value, BuiltinFunctionType):
                 self._import(name, value)
             else:
@@ -162,7 +178,10 @@ class Collection:
         shared = not isinstance(value, int | float | complex | str | bytes | tuple | None)
         home = import_of_value(value, name) if shared else None
         if home is not None:
-            self.imports[name] = home
+            self._take_import(name, home, home.module)
+            return
+        if type(value) is object:
+            self.pieces[name] = Piece(name, "constant", f"{name} = object()\n")
             return
         used: list[str] = []
 
@@ -170,7 +189,10 @@ class Collection:
             used.append(self.reference(item))
             return used[-1]
 
-        code = constant(value, reference)
+        def write(item: Any) -> Code:
+            return constant(item, reference)
+
+        code = named_tuple(value, reference, write) if made else write(value)
         text = f"{name} = {layout(code, used=len(name) + 3)}\n"
         roots = tuple(dict.fromkeys(item.partition(".")[0] for item in used))
         self.pieces[name] = Piece(name, "constant", text, now=roots)
@@ -178,7 +200,7 @@ class Collection:
     def _import(self, name: str, value: Any) -> None:
         found = import_of_value(value, name)
         if found is not None:
-            self.imports[name] = found
+            self._take_import(name, found, str(value.__module__))
             return
         qualname = getattr(value, "__qualname__", "")
         root = qualname.partition(".")[0]
@@ -191,6 +213,15 @@ class Collection:
             )
         self.require(root, outer, f"{name} is part of it")
         self.pieces[name] = Piece(name, "constant", f"{name} = {qualname}\n", now=(root,))
+
+    def _take_import(self, name: str, found: Import, defined_in: str) -> None:
+        home = sys.modules.get(defined_in)
+        if home is None or found.attribute not in vars(home):
+            home = sys.modules[found.module]
+        changed = changed_at_home(home, found.attribute, self.notes)
+        if changed:
+            raise ExportError(changed)
+        self.imports[name] = found
 
     def _write_out(self, name: str, value: Any) -> None:
         inner = value if isinstance(value, type) else plain_function(value)
@@ -205,13 +236,16 @@ class Collection:
             raise ExportError("it is a lambda. Write it as a function with def")
         if "<locals>" in inner.__qualname__:
             raise ExportError(_made_inside(inner))
+        if "." in inner.__qualname__:
+            self._part(name, value, inner)
+            return
         if name != own:
             self._alias(name, own, value)
             return
         if isinstance(inner, type):
             statement = class_statement(inner)
             namespace = namespace_of(inner)
-            stale = stale_class(inner, statement.node, namespace)
+            stale = stale_class(inner, statement.node, namespace, self.notes)
         else:
             if inner is not value and not _is_decorated(inner):
                 raise ExportError(
@@ -220,10 +254,21 @@ class Collection:
                 )
             statement = function_statement(inner)
             namespace = inner.__globals__
-            stale = stale_function(inner, statement.node, namespace)
+            stale = stale_function(inner, statement.node, namespace, self.notes)
         if stale:
             raise ExportError(stale)
         self._write(name, statement, namespace, "class" if isinstance(inner, type) else "function")
+
+    def _part(self, name: str, value: Any, inner: Any) -> None:
+        """Take along what is written inside of a class, `g = Outer.g`."""
+        root, *parts = inner.__qualname__.split(".")
+        outer = found = vars(sys.modules.get(inner.__module__, object)).get(root)
+        for part in parts:
+            found = getattr(found, part, None)
+        if found is not value:
+            raise ExportError(f"{inner.__qualname__} is another now. Run its cell again")
+        self.require(root, outer, f"{name} is part of it")
+        self.pieces[name] = Piece(name, "constant", f"{name} = {inner.__qualname__}\n", (root,))
 
     def _alias(self, name: str, own: str, value: Any) -> None:
         """Take along what is known by another name than its own, `g = f`."""
@@ -245,6 +290,7 @@ class Collection:
             found[when] = tuple(taken)
         for used in uses.optional:
             self._look_up(used, namespace, name, optional=True)
+        self._let_guarded(name, uses.later, statement.text)
         self._submodules(uses, namespace)
         # The optional ones are needed now as well, where a class body reads them.
         now = (*found["now"], *(used for used in uses.optional if used in self.pieces))
@@ -261,7 +307,7 @@ class Collection:
                 return False
         if value is _MISSING:
             if not optional:
-                self._refuse(used, f"{by} uses it, and there is no such name")
+                self._refuse(used, _missing(by))
             return False
         if optional and used not in self._bound:
             before = [dict(found) for found in self._all()]
@@ -278,6 +324,16 @@ class Collection:
         self.require(used, value, f"{by} uses it")
         return True
 
+    def _let_guarded(self, by: str, later: tuple[str, ...], text: str) -> None:
+        """Accept names that are not there, as they are not in the session, under a condition."""
+        for used in later:
+            if self.problems.get(used) == _missing(by) and is_guarded(text, used):
+                del self.problems[used]
+                self.notes.append(
+                    f"{by} uses {used} under a condition; the session has no {used}, nor has this "
+                    f"file."
+                )
+
     def _all(self) -> tuple[dict[Any, Any], ...]:
         return self.problems, self.pieces, self.imports, self._bound, self._names
 
@@ -287,18 +343,16 @@ class Collection:
             if isinstance(value, ModuleType) and root in self.imports:
                 for full_name in submodules_to_import(value, tuple(attributes)):
                     self.imports.setdefault(full_name, Import(full_name, "", full_name))
+                where, changed = changed_where_read(value, attributes, self.notes)
+                if changed:
+                    self._refuse(f"{root}.{where}", changed)
 
     def _refuse(self, name: str, reason: str) -> None:
         self.problems.setdefault(name, reason)
 
 
-def namespace_of(cls: type) -> Mapping[str, Any]:
-    """Return the names that the statement of a class can see around it."""
-    for value in vars(cls).values():
-        function = plain_function(value)
-        if function is not None and function.__module__ == cls.__module__:
-            return function.__globals__
-    return vars(sys.modules.get(cls.__module__, ModuleType("")))
+def _missing(by: str) -> str:
+    return f"{by} uses it, and there is no such name"
 
 
 def _made_inside(value: Any) -> str:

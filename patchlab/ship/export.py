@@ -11,6 +11,7 @@ from, and where that cannot be told, or the class has been changed since, it is 
 from __future__ import annotations
 
 import html
+import keyword
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,18 +23,19 @@ from torch import nn
 from patchlab._upstream import is_transformers_name
 from patchlab.apply.conversions import Conversions, check_conversions, registered_conversions
 from patchlab.errors import ExportError
-from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.plan.couplings import only_forward_finding
 from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, has_errors, ordered
 from patchlab.plan.survey import Survey, survey
+from patchlab.plan.wording import listed
 from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table
 from patchlab.render.shown import Shown
+from patchlab.ship.code import Code
 from patchlab.ship.collect import Collection
+from patchlab.ship.in_force import in_force
 from patchlab.ship.layout import FileContent, file_text
-from patchlab.ship.literals import Code
 from patchlab.ship.pieces import ordered_pieces
 from patchlab.ship.transforms_code import transform_code
 from patchlab.ship.writing import checked_path, write_whole
@@ -49,6 +51,7 @@ class PatchFile(Shown):
         names: The classes, functions and constants that are written out in it, in its order.
         keys: The keys of its mapping, in order.
         findings: What the analyses say that need no model; they stand in its header, too.
+        notes: What else a reader should know, such as what begins anew in another process.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class PatchFile(Shown):
     names: tuple[str, ...]
     keys: tuple[str, ...]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -70,7 +74,7 @@ class PatchFile(Shown):
             rows=tuple(Row(0, name) for name in self.names),
             caption=f"{self.path.name}: {rules} · {count(self.text.count(chr(10)), 'line')}",
             caption_tone="plain" if self.ok else "error",
-            footer=finding_remarks(self.findings),
+            footer=(*finding_remarks(self.findings), *self.notes),
         )
 
     def to_text(self, **options: Any) -> str:
@@ -103,9 +107,11 @@ def export_patches(
 
     Args:
         path: The file, such as "patches.py".
-        mapping: Key → replacement class; what is registered if None.
-        conversions: Model type or class name → weight conversions; those that were registered with
-            transformers if None. `{}` for none.
+        mapping: Key → replacement class. If None, what is in force where this is called: the rules
+            of the `patched` blocks (or the `%%patched` cell) around it, and what is registered.
+        conversions: Model type or class name → weight conversions. If None, those of the blocks
+            around this where the mapping is theirs, and those registered with transformers. `{}`
+            for none.
 
     Raises:
         ExportError: Something cannot be written as code, each named with its reason; or the path is
@@ -113,15 +119,29 @@ def export_patches(
         MappingError: A key that can never match, or (`MappingTypeError`) a replacement or
             conversion of the wrong type.
     """
-    rules = registered_mapping() if mapping is None else PatchMapping.of(mapping)
-    transforms = registered_conversions() if conversions is None else check_conversions(conversions)
+    found_here = in_force()
+    rules = found_here.mapping if mapping is None else PatchMapping.of(mapping)
+    transforms = check_conversions(conversions)
+    if conversions is None:
+        transforms = found_here.conversions if mapping is None else registered_conversions()
     if not len(rules) and not transforms:
         raise ExportError(
-            "there is nothing to export: no patch is registered and none was given. Register "
-            "some, or give a mapping: export_patches('patches.py', {'LlamaMLP': MyMLP})."
+            "there is nothing to export: no patch is registered, no block is open and no mapping "
+            "was given. Register some, or give a mapping: "
+            "export_patches('patches.py', {'LlamaMLP': MyMLP})."
         )
-    checked_path(path, frozenset())  # A wrong path is told before the work.
+    stem = checked_path(path, frozenset()).stem  # A wrong path is told before the work.
     collection = Collection()
+    if not stem.isidentifier() or keyword.iskeyword(stem):
+        collection.notes.append(
+            f"no import statement can name the file {stem}.py. Use it with python -m patchlab run "
+            f"--patches, or with register_file of patchlab.ship.workers, or give it another name."
+        )
+    if mapping is None and found_here.from_scopes:
+        collection.notes.append(
+            f"the rules of the block that was open when this was written are in it: "
+            f"{listed(found_here.from_scopes)}."
+        )
     names = {
         rule.key: collection.require_class(rule.replacement, f"for key {rule.key!r}")
         for rule in rules
@@ -154,7 +174,8 @@ def export_patches(
     target = checked_path(path, frozenset(i.root for i in collection.imports.values()))
     write_whole(target, text)
     keys = tuple(rule.key for rule in rules)
-    return PatchFile(target, text, tuple(piece.name for piece in pieces), keys, findings)
+    written = tuple(piece.name for piece in pieces)
+    return PatchFile(target, text, written, keys, findings, tuple(collection.notes))
 
 
 def _conversion_codes(

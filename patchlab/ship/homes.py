@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 _MAIN = frozenset({"__main__", "__mp_main__"})
 # patchlab's own code that a file takes along, so that it works where patchlab is not installed.
 WRITTEN_OUT = frozenset({"patchlab.apply.concatenation", "patchlab.errors"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _MISSING = object()
 
 
@@ -130,7 +132,19 @@ def is_of_the_user(module_name: str) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or module_name.partition(".")[0] in sys.stdlib_module_names:
         return False
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not _INSTALLED & set(Path(file).parts)
+
+
+def is_installed(root: str) -> bool:
+    """Tell whether a package that is installed has this name, loaded or not."""
+    if not root.isidentifier():
+        return False
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        return False
+    origin = getattr(spec, "origin", None)
+    return isinstance(origin, str) and bool(_INSTALLED & set(Path(origin).parts))
 
 
 def _home(module_name: str, attribute: str, value: Any) -> str:

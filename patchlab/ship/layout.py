@@ -13,8 +13,8 @@ import transformers
 
 from patchlab.mapping.rules import as_part
 from patchlab.plan.findings import Finding
+from patchlab.ship.code import WIDTH, Code, Group, layout, listed, quoted
 from patchlab.ship.homes import Import, is_of_the_user
-from patchlab.ship.literals import WIDTH, Code, Group, layout, listed, quoted
 from patchlab.ship.pieces import Piece
 from patchlab.ship.writing import MARK
 

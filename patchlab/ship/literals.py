@@ -1,8 +1,7 @@
-"""Values as Python code: what a constant can be, and how code is wrapped.
+"""Values as Python code: what a constant can be.
 
 Only what reads back as the same value is written. Everything else (a tensor, a module, a lock, an
-open file) is refused, since a copy of it would be another object. Code is laid out so that
-`ruff format` and black leave it as it is, at 88 columns.
+open file) is refused, since a copy of it would be another object.
 """
 
 from __future__ import annotations
@@ -17,75 +16,16 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from patchlab.errors import ExportError
+from patchlab.ship.code import Code, Group, Reference, call, double_quoted, flat, listed, quoted
+from patchlab.ship.objects import made_again
 
-WIDTH = 88
 # A constant that is longer is data, and belongs into a file of its own.
 LONGEST = 100_000
-
-Reference = Callable[[Any], str]
-"""Returns the name under which a class, function or Python module can be used in the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Code in brackets: `opening`, the items, separated by commas, and `closing`.
-
-    A tuple of one closes with ",)".
-    """
-
-    opening: str
-    items: tuple[tuple[str, Code], ...]
-    closing: str
-
-
-Code: TypeAlias = "str | Group"
-
-
-def layout(code: Code, *, indent: int = 0, used: int = 0) -> str:
-    """Return code on one line if it fits, else with one item a line.
-
-    Args:
-        code: What to lay out.
-        indent: Columns that the line it begins on is indented by.
-        used: Columns that are taken on the line, before it and after it.
-    """
-    flat = _flat(code)
-    if isinstance(code, str) or not code.items or used + len(flat) <= WIDTH:
-        return flat
-    inner, closing = " " * (indent + 4), code.closing.lstrip(",")
-    lines = [
-        f"{inner}{label}{layout(item, indent=indent + 4, used=len(inner) + len(label) + 1)},"
-        for label, item in code.items
-    ]
-    return "\n".join([code.opening, *lines, " " * indent + closing])
-
-
-def call(name: str, *items: tuple[str, Code]) -> Group:
-    """Return a call; an item is a keyword with its "=", or "", and a value."""
-    return Group(f"{name}(", items, ")")
-
-
-def listed(items: list[Code], brackets: str = "[]") -> Group:
-    """Return a list, or what other brackets make of it."""
-    return Group(brackets[0], tuple(("", item) for item in items), brackets[1])
-
-
-def quoted(text: str, *, raw: bool = False) -> str:
-    """Return a string literal in double quotes, unless that takes more backslashes.
-
-    Args:
-        text: The string.
-        raw: Whether backslashes are those of a pattern, and should read as such.
-    """
-    if raw and "\\" in text and not text.endswith("\\") and text.isprintable() and '"' not in text:
-        return f'r"{text}"'
-    return _double(repr(text))
 
 
 def constant(value: Any, reference: Reference) -> Code:
@@ -99,9 +39,9 @@ def constant(value: Any, reference: Reference) -> Code:
         ExportError: It is nothing that can be written, or too long.
     """
     code = _constant(value, reference, ())
-    if len(_flat(code)) > LONGEST:
+    if len(flat(code)) > LONGEST:
         raise ExportError(
-            f"it takes {len(_flat(code)):,} characters to write, which is data and not a constant. "
+            f"it takes {len(flat(code)):,} characters to write, which is data and not a constant. "
             f"Keep it in a file and read that"
         )
     return code
@@ -150,11 +90,21 @@ def _constant(value: Any, reference: Reference, inside: tuple[int, ...]) -> Code
         return alias
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
         return reference(value)
+    if isinstance(value, typing.ForwardRef):
+        return quoted(value.__forward_arg__)
     if isinstance(value, typing.TypeVar):
         return _type_variable(value, reference, lambda item: _constant(item, reference, inside))
     if dataclasses.is_dataclass(value):
         return _dataclass(value, reference, inside)
-    raise ExportError(f"it is a {_full_name(kind)}, which is no constant that code can make again")
+    made = made_again(
+        value, reference, lambda item: _constant(item, reference, (*inside, id(value)))
+    )
+    if made is not None:
+        return made
+    raise ExportError(
+        f"it is a {_full_name(kind)}, which is no constant that code can make again. Make it in "
+        f"the class or function that uses it, or import it from a Python file"
+    )
 
 
 def _number(value: float) -> str:
@@ -190,7 +140,7 @@ _ATOMS: dict[type, Callable[[Any], str]] = {
     float: _number,
     complex: _complex,
     str: quoted,
-    bytes: lambda value: "b" + _double(repr(value)[1:]),
+    bytes: lambda value: "b" + double_quoted(repr(value)[1:]),
     range: repr,
     slice: _slice,
 }
@@ -199,7 +149,7 @@ _ATOMS: dict[type, Callable[[Any], str]] = {
 def _collection(value: Any, write: Callable[[Any], Code]) -> Code:
     kind = type(value)
     if kind is dict:
-        pairs = [(_flat(write(key)) + ": ", write(item)) for key, item in value.items()]
+        pairs = [(flat(write(key)) + ": ", write(item)) for key, item in value.items()]
         return Group("{", tuple(pairs), "}")
     items = [write(item) for item in value]
     if kind is list:
@@ -207,7 +157,7 @@ def _collection(value: Any, write: Callable[[Any], Code]) -> Code:
     if kind is tuple:
         return Group("(", (("", items[0]),), ",)") if len(items) == 1 else listed(items, "()")
     # The order of a set differs from process to process.
-    items.sort(key=lambda item: (len(_flat(item)), _flat(item)))
+    items.sort(key=lambda item: (len(flat(item)), flat(item)))
     if kind is set:
         return listed(items, "{}") if items else "set()"
     return call("frozenset", ("", listed(items, "{}"))) if items else "frozenset()"
@@ -246,7 +196,10 @@ def _alias(value: Any, reference: Reference, write: Callable[[Any], Code]) -> Co
         return None
     items = [("", "None" if argument is type(None) else write(argument)) for argument in arguments]
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(_flat(item) for _, item in items)
+        # A name in quotes has no `|`.
+        if any(isinstance(argument, typing.ForwardRef | str) for argument in arguments):
+            return Group(f"{reference(typing)}.Union[", tuple(items), "]")
+        return " | ".join(flat(item) for _, item in items)
     return Group(f"{reference(origin)}[", tuple(items), "]")
 
 
@@ -260,21 +213,6 @@ def _type_variable(
         if getattr(value, f"__{variance}__"):
             items.append((f"{variance}=", "True"))
     return call(reference(typing.TypeVar), *items)
-
-
-def _double(literal: str) -> str:
-    """A literal with single quotes, as `repr` writes it, with double ones."""
-    if literal[0] == '"' or literal.count('"') > literal.count("\\'"):
-        return literal
-    return '"' + literal[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
-
-
-def _flat(code: Code) -> str:
-    if isinstance(code, str):
-        return code
-    return (
-        code.opening + ", ".join(label + _flat(item) for label, item in code.items) + code.closing
-    )
 
 
 def _full_name(cls: type) -> str:

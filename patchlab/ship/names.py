@@ -75,6 +75,32 @@ def used_names(text: str, *, late_annotations: bool) -> Uses:
     )
 
 
+def is_guarded(text: str, name: str) -> bool:
+    """Tell whether the one statement in a text reads a name only under a condition, or tries to.
+
+    `if HAS_FLASH: flash_attn_func(...)` runs where there is no such name.
+    """
+    return all(_reads_guarded(ast.parse(text), name, guarded=False))
+
+
+def _reads_guarded(node: ast.AST, name: str, *, guarded: bool) -> Iterator[bool]:
+    if isinstance(node, ast.Name) and node.id == name:
+        yield guarded
+    free: list[ast.AST] = []
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        free = [node.test]
+    elif isinstance(node, ast.BoolOp):
+        free = [*node.values[:1]]
+    inside = guarded or bool(free) or isinstance(node, ast.Try)
+    for inner in ast.iter_child_nodes(node):
+        yield from _reads_guarded(inner, name, guarded=guarded if inner in free else inside)
+        # What comes after `if not HAS_FLASH: return` is under a condition as well.
+        if isinstance(inner, ast.If) and isinstance(
+            inner.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break
+        ):
+            inside = True
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """Sets that `_collect` adds to.

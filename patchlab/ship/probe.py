@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from patchlab.errors import LaunchError
+from patchlab.errors import LaunchError, TargetError
 from patchlab.plan.explain import finding_remarks
 from patchlab.plan.findings import Finding, ordered
 from patchlab.render.rows import Column, Row, Table, Tone
@@ -183,7 +183,7 @@ def probe_parallel(
         The result; `.ok` says whether the patched model agreed.
 
     Raises:
-        TargetError: There is no such config, or it cannot be shrunk.
+        TargetError: There is no such config, or it cannot be shrunk to one whose model runs.
         LaunchError: A patch file cannot be registered, or the ranks cannot be started.
     """
     files = [patches] if isinstance(patches, str | Path) else list(patches)
@@ -200,6 +200,8 @@ def probe_parallel(
         folder = Path(name)
         small = shrunken(whole, ranks) if shrink else whole
         small.architectures = [_class_name(small)]
+        if shrink:
+            _check_that_it_runs(small)
         small.save_pretrained(folder)
         job = {
             "patches": [str(Path(file).absolute()) for file in files],
@@ -237,6 +239,31 @@ def config_of(target: Any) -> Any:
     if isinstance(target, str) and target in transformers.CONFIG_MAPPING:
         return transformers.AutoConfig.for_model(target)
     return model_builder(target)[1]
+
+
+def _check_that_it_runs(config: Any) -> None:
+    """Build the model of a shrunken config and run it once: neither is the patch's doing."""
+    import torch
+    import transformers
+
+    from patchlab.ship.probe_rank import logits_of
+
+    name = config.architectures[0]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = logits_of(getattr(transformers, name)(config).eval())
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        raise TargetError(
+            f"the {name} of the shrunken {type(config).__name__} does not run on tokens: "
+            f"{type(error).__name__}: {line}. Give --config with one that is small already and "
+            f"--as-it-is, or the model type of the text model in it."
+        ) from error
+    if found is None:
+        raise TargetError(
+            f"{name} returns neither logits nor hidden states for tokens. Give the model type of "
+            f"the text model in it."
+        )
 
 
 def _run_tasks(
@@ -341,11 +368,15 @@ def _class_name(config: Any) -> str:
     if given and hasattr(transformers, given[0]):
         return str(given[0])
     auto = transformers.models.auto.modeling_auto
-    for names in (
+    several = [
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    ):
+    ]
+    # The text model of a multimodal config takes the part of it (transformers 5.24.0, qwen3_5).
+    if hasattr(config, "text_config"):
+        several.insert(0, several.pop(1))
+    for names in several:
         if config.model_type in names:
             found = names[config.model_type]
             return str(found[0] if isinstance(found, tuple | list) else found)

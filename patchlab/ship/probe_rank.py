@@ -121,7 +121,7 @@ def _run(name: str, job: dict[str, Any], folder: Path, rank: int) -> dict[str, A
         if rank:
             return {}
         model = _load(home / "saved", folder, None)
-    logits = _logits(model)
+    logits = logits_of(model)
     expected = torch.load(home / "logits.pt", weights_only=True)
     found = {} if logits is None else _compared(logits, expected)
     return found | ({} if mode == "save" else {"held": held})
@@ -149,9 +149,9 @@ def _prepare(folder: Path, home: Path) -> dict[str, Any]:
     with apply_patches():
         model = _model_class(folder)(_config(folder)).eval()
     _randomize(model)
-    logits = _logits(model)
+    logits = logits_of(model)
     model.save_pretrained(home)
-    reloaded = _logits(_load(home, folder, None))
+    reloaded = logits_of(_load(home, folder, None))
     torch.save(reloaded, home / "logits.pt")
     return _compared(reloaded, logits) | {"held": _held(model)}
 
@@ -192,8 +192,8 @@ def _randomize(model: Any) -> None:
                 parameter.add_(noise * 0.1)
 
 
-def _logits(model: Any) -> Any:
-    """Return the logits of fixed tokens, None on a pipeline stage that has none."""
+def logits_of(model: Any) -> Any:
+    """Return the logits of fixed tokens, or else hidden states; None on a stage that has none."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)

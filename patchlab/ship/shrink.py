@@ -3,7 +3,7 @@
 Every part keeps its kind (grouped key and value heads, a projection narrower than its heads, the
 kinds of layers, shared experts, sub-models), and every size that parallelism splits can be divided
 by the number of ranks. Sizes are known by the names that the configs of transformers 5.24.0 give
-them; what has another name keeps its size.
+them. A size of another name that the config derives from those is derived anew; any other is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _HEADS = (
     "decoder_attention_heads",
     "linear_num_value_heads",
     "mamba_num_heads",
+    "mamba_n_heads",
+    "n_mamba_heads",
 )
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "word_embed_proj_dim")
 _WIDE = (
@@ -32,6 +34,7 @@ _WIDE = (
     "n_inner",
     "ffn_hidden_size",
     "intermediate_size_mlp",
+    "mamba_d_ssm",
 )
 _NARROW = (
     "moe_intermediate_size",
@@ -41,7 +44,16 @@ _NARROW = (
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers")
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "depth",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
 # Sizes of a head and of a low-rank projection, whatever the number of ranks.
 _FIXED = {
     "q_lora_rank": 16,
@@ -66,6 +78,17 @@ _FIXED = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 64,
     "global_head_dim": 8,
+    "rotary_dim": 4,
+    "n_groups": 2,
+    "mamba_n_groups": 2,
+    "mamba_ngroups": 2,
+    "state_size": 16,
+    "ssm_state_size": 16,
+    "mamba_d_state": 16,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "attention_window_size": 16,
+    "adapter_rank": 16,
 }
 _MOST_LAYERS = 4
 
@@ -83,7 +106,7 @@ def shrunken(config: Any, ranks: int) -> Any:
     Raises:
         TargetError: The config class does not accept the small sizes.
     """
-    data = _shrink(config.to_dict(), ranks)
+    data = _shrink(config.to_dict(), ranks, type(config))
     data.pop("transformers_version", None)
     try:
         small = type(config).from_dict(data)
@@ -96,13 +119,15 @@ def shrunken(config: Any, ranks: int) -> Any:
     return small
 
 
-def _shrink(data: dict[str, Any], ranks: int) -> dict[str, Any]:
-    small = dict(data)
+def _shrink(data: dict[str, Any], ranks: int, kind: Any) -> dict[str, Any]:
+    small = {name: value for name, value in data.items() if name not in _derived(data, kind)}
     layers = _kept_layers(data)
     depth = _first(data, _LAYERS)
     for name, value in data.items():
         if isinstance(value, list) and depth and len(value) == depth:
             small[name] = [value[place] for place in layers]
+        elif depth and _are_places(name, value, depth):
+            small[name] = [place for place, layer in enumerate(layers) if layer in value]
         elif name in _LAYERS and _is_size(value):
             small[name] = len(layers)
     heads = 2 * ranks
@@ -111,7 +136,9 @@ def _shrink(data: dict[str, Any], ranks: int) -> dict[str, Any]:
     if _is_size(groups):
         all_heads = data.get("num_attention_heads")
         small["num_key_value_heads"] = heads if groups == all_heads else 1 if groups == 1 else ranks
-    small |= _widths(data, heads)
+    if _is_size(data.get("num_kv_shared_layers")):
+        small["num_kv_shared_layers"] = min(data["num_kv_shared_layers"], len(layers) // 2)
+    small |= _widths(data, heads, len(layers))
     small |= {name: 4 * ranks for name in _EXPERTS if _is_size(data.get(name))}
     small |= {name: min(2, data[name]) for name in _CHOSEN if _is_size(data.get(name))}
     for name, size in _FIXED.items():
@@ -119,13 +146,47 @@ def _shrink(data: dict[str, Any], ranks: int) -> dict[str, Any]:
             small[name] = min(size, data[name])
     if _is_size(data.get("linear_num_key_heads")):
         small["linear_num_key_heads"] = ranks
+    if _is_size(data.get("mamba_d_head")):
+        small["mamba_d_head"] = 16  # So that the heads are twice as wide as the model.
     small |= _vocabulary(data, ranks)
-    _rotary(small)
+    _rotary(small, kind)
     for name, value in data.items():
         if isinstance(value, dict) and "model_type" in value:
-            small[name] = _shrink(value, ranks)
+            small[name] = _shrink(value, ranks, _sub_config(kind, name, value["model_type"]))
     _joined(small)
     return small
+
+
+def _derived(data: dict[str, Any], kind: Any) -> set[str]:
+    """The sizes that a config class makes of others, or has as its default."""
+    known = {*_HEADS, *_HIDDEN, *_WIDE, *_NARROW, *_EXPERTS, *_CHOSEN, *_LAYERS, *_FIXED}
+    known |= {"num_key_value_heads", "linear_num_key_heads", "head_dim", "vocab_size"}
+    known |= {"out_hidden_size", "num_kv_shared_layers", "mamba_d_head"}
+    asked = {name for name, value in data.items() if _is_size(value) and name not in known}
+    asked -= {name for name in asked if name.endswith(("_id", "_index"))}
+    rest = {name: value for name, value in data.items() if name not in asked}
+    try:
+        again = kind.from_dict(rest).to_dict()
+    except Exception:  # noqa: BLE001
+        return set()  # It does not do without one of them, so they are kept.
+    return {name for name in asked if again.get(name) == data[name]}
+
+
+def _sub_config(kind: Any, name: str, model_type: str) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    found = (getattr(kind, "sub_configs", None) or {}).get(name)
+    if getattr(found, "model_type", ""):
+        return found
+    if model_type not in CONFIG_MAPPING:
+        return found
+    return CONFIG_MAPPING[model_type]
+
+
+def _are_places(name: str, value: Any, depth: int) -> bool:
+    """Tell whether a list says which layers are of a kind, such as `hybrid_layer_ids`."""
+    is_list = "layer" in name and isinstance(value, list) and bool(value)
+    return is_list and all(type(item) is int and 0 <= item < depth for item in value)
 
 
 def _kept_layers(data: dict[str, Any]) -> list[int]:
@@ -134,9 +195,13 @@ def _kept_layers(data: dict[str, Any]) -> list[int]:
     if not depth:
         return []
     per_layer = [v for v in data.values() if isinstance(v, list) and len(v) == depth]
+    places = [v for name, v in data.items() if _are_places(name, v, depth) and len(v) != depth]
+    # A pattern that repeats is kept whole.
+    pattern = [v for n, v in data.items() if n == "block_types" and isinstance(v, list)]
     kinds: dict[str, int] = {}
     for place in range(depth):
-        kinds.setdefault(repr([values[place] for values in per_layer]), place)
+        of_it = [*(values[place] for values in per_layer), *(place in found for found in places)]
+        kinds.setdefault(repr([of_it, *(place % len(found) for found in pattern)]), place)
     kept = sorted(kinds.values())[:_MOST_LAYERS]
     # A dense layer comes first in models whose experts begin later, without a list that says so.
     more = (place for place in range(depth) if place not in kept)
@@ -145,7 +210,7 @@ def _kept_layers(data: dict[str, Any]) -> list[int]:
     return kept
 
 
-def _widths(data: dict[str, Any], heads: int) -> dict[str, Any]:
+def _widths(data: dict[str, Any], heads: int, depth: int) -> dict[str, Any]:
     small: dict[str, Any] = {}
     hidden = _first(data, _HIDDEN)
     head_dim = data.get("head_dim")
@@ -161,7 +226,7 @@ def _widths(data: dict[str, Any], heads: int) -> dict[str, Any]:
             if _is_size(value):
                 small[name] = size
             elif isinstance(value, list) and value and all(map(_is_size, value)):
-                small[name] = [size] * len(value)
+                small[name] = [size] * (depth if len(value) > depth else len(value))
     return small
 
 
@@ -182,15 +247,18 @@ def _vocabulary(data: dict[str, Any], ranks: int) -> dict[str, Any]:
     return small
 
 
-def _rotary(small: dict[str, Any]) -> None:
+def _rotary(small: dict[str, Any], kind: Any) -> None:
     """Make the sections of a multimodal rotary embedding add up to half a head."""
     rope = small.get("rope_parameters") or small.get("rope_scaling")
     if not isinstance(rope, dict):
         return
-    sections = rope.get("mrope_section")
+    # Where the config says nothing, the model has sections for the heads that it is known for.
+    known = getattr(kind, "ignore_keys_at_rope_validation", None) or ()
+    sections = rope.get("mrope_section") or ([0] * 3 if "mrope_section" in known else None)
     head_dim = small.get("head_dim") or 8
     if isinstance(sections, list) and sections:
-        rest = head_dim // 2 - (len(sections) - 1)
+        turned = int(head_dim * rope.get("partial_rotary_factor", 1))
+        rest = turned // 2 - (len(sections) - 1)
         name = "rope_parameters" if "rope_parameters" in small else "rope_scaling"
         small[name] = rope | {"mrope_section": [*[1] * (len(sections) - 1), rest]}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import enum
 import functools
 import inspect
 import linecache
@@ -21,7 +22,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 from patchlab.errors import ExportError
@@ -70,7 +71,7 @@ def function_statement(function: FunctionType) -> Statement:
     for text in texts:
         for node in _definitions(text):
             same = node.name == code.co_name and _first_line(node) == code.co_firstlineno
-            if same and _compiles_to(text, [code]):
+            if same and compiles_to(text, [code]):
                 return _statement(text, node, bool(code.co_flags & _LATE_ANNOTATIONS))
     raise ExportError(
         f"the source at hand ({_short(code.co_filename)}) is not what it was made from. Run its "
@@ -96,7 +97,7 @@ def class_statement(cls: type) -> Statement:
             lines = range(_first_line(node), (node.end_lineno or node.lineno) + 1)
             inside = all(code.co_firstlineno in lines for code in codes)
             certain = is_told or bool(codes) or _binds_the_same(cls, node)
-            if inside and certain and _compiles_to(text, codes) and _is_at(cls, node):
+            if inside and certain and compiles_to(text, codes) and _is_at(cls, node):
                 if not codes and _is_one_of_several(cls, node, text):
                     raise ExportError(
                         "its cell or file defines it in several branches and nothing tells which "
@@ -127,6 +128,15 @@ def own_functions(cls: type) -> dict[str, FunctionType]:
         ):
             found[name] = function
     return found
+
+
+def namespace_of(cls: type) -> Mapping[str, Any]:
+    """Return the names that the statement of a class can see around it."""
+    for value in vars(cls).values():
+        function = plain_function(value)
+        if function is not None and function.__module__ == cls.__module__:
+            return function.__globals__
+    return vars(sys.modules.get(cls.__module__, ModuleType("")))
 
 
 def is_generated(function: FunctionType) -> bool:
@@ -223,7 +233,7 @@ def _definitions(text: str) -> tuple[Definition, ...]:
     return tuple(sorted(found, key=lambda node: -node.lineno))
 
 
-def _compiles_to(text: str, codes: list[CodeType]) -> bool:
+def compiles_to(text: str, codes: list[CodeType]) -> bool:
     """Tell whether a text compiles to all of these code objects."""
     for code in codes:
         flags = code.co_flags & _LATE_ANNOTATIONS
@@ -234,11 +244,17 @@ def _compiles_to(text: str, codes: list[CodeType]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _code_objects(text: str, flags: int) -> dict[int, list[CodeType]]:
-    """First line → the code objects that a text compiles to."""
+    """First line → the code objects that a text compiles to, as a file and as a cell.
+
+    IPython compiles each statement of a cell apart. That gives other code: Python 3.11 and 3.12
+    call an attribute of a name in another way if the compiled text itself imports that name.
+    """
     # A cell may await at its top level; the functions in it are compiled as ever.
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        waiting = [compile(text, "<source>", "exec", flags, dont_inherit=True)]
+        tree = ast.parse(text)
+        units: list[Any] = [text, *(ast.Module([node], []) for node in tree.body)]
+        waiting = [compile(unit, "<source>", "exec", flags, dont_inherit=True) for unit in units]
     except (SyntaxError, ValueError):
         return {}
     found: dict[int, list[CodeType]] = {}
@@ -284,8 +300,26 @@ def _binds_the_same(cls: type, node: ast.ClassDef) -> bool:
     """Tell whether a class without functions has the names that a statement gives it."""
     if node.decorator_list:
         return True
-    own = {name for name in vars(cls) if not name.startswith("__")}
-    return own == set(bound_names(node)) and cls.__doc__ == ast.get_docstring(node, clean=False)
+    own = {name for name in vars(cls) if not name.startswith("_")}
+    # `width: int` alone binds nothing, except where it is a field.
+    bare = {
+        inner.target.id
+        for inner in node.body
+        if isinstance(inner, ast.AnnAssign) and inner.value is None
+        if isinstance(inner.target, ast.Name)
+    }
+    bound = set(bound_names(node))
+    public = {name for name in bound if not name.startswith("_")}
+    private = {name for name in bound - public - bare if not name.startswith("__")}
+    known = private <= vars(cls).keys() or isinstance(cls, enum.EnumMeta)
+    same = own in (public, public - bare)
+    return same and known and cls.__doc__ == _documented(cls, node)
+
+
+def _documented(cls: type, node: ast.ClassDef) -> str | None:
+    found = ast.get_docstring(node, clean=False)
+    made = cls.__doc__ if isinstance(cls, enum.EnumMeta) or issubclass(cls, tuple) else None
+    return found if found is not None else made
 
 
 def _is_one_of_several(cls: type, node: ast.ClassDef, text: str) -> bool:

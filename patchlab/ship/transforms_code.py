@@ -7,7 +7,8 @@ from typing import Any
 
 from patchlab._upstream import written_patterns
 from patchlab.errors import ExportError
-from patchlab.ship.literals import Code, Reference, call, constant, is_equal, listed, quoted
+from patchlab.ship.code import Code, Reference, call, listed, quoted
+from patchlab.ship.literals import constant, is_equal
 
 _MISSING = object()
 _PATTERNS = ("source_patterns", "target_patterns")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from patchlab.errors import ExportError
+from patchlab.ship.homes import is_installed
 
 MARK = "# Patches for transformers models, written by patchlab.export_patches."
 
@@ -30,8 +31,14 @@ def checked_path(path: str | os.PathLike[str], imported: set[str] | frozenset[st
             f"the path must be a string or a path, got {type(path).__name__}. Give the file to "
             f"write, such as 'patches.py'."
         ) from error
-    target = Path(os.path.realpath(given))
-    if target.is_dir():
+    try:
+        target = Path(os.path.realpath(given))
+        is_folder = target.is_dir()
+    except (OSError, ValueError) as error:
+        raise ExportError(
+            f"{_begin(str(path))!r} is no path that a file can have: {error}. Give another."
+        ) from error
+    if is_folder:
         raise ExportError(
             f"{str(path)!r} is a folder. Give the file to write in it: "
             f"{str(given / 'patches.py')!r}."
@@ -49,7 +56,7 @@ def checked_path(path: str | os.PathLike[str], imported: set[str] | frozenset[st
     hides = {*imported, "torch", "transformers", "patchlab"} | sys.stdlib_module_names
     # transformers' own scan takes any Python module whose name begins with its own for a part of
     # it, and would replace the originals that the file imports (monkey_patching.py, 5.24.0).
-    if stem in hides or stem.startswith("transformers"):
+    if stem in hides or stem.startswith("transformers") or is_installed(stem):
         raise ExportError(
             f"a file {target.name!r} would stand in the way of the Python module {stem!r}, or be "
             f"taken for a part of transformers. Give it another name, such as 'my_patches.py'."
@@ -82,6 +89,10 @@ def write_whole(target: Path, text: str) -> None:
         raise ExportError(
             f"{str(target)!r} cannot be written: {error.strerror or error}. Nothing was changed."
         ) from error
+
+
+def _begin(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_ours(target: Path) -> bool:

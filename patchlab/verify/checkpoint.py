@@ -58,6 +58,7 @@ class ClassWeights:
         uninitialized: Missing keys that nothing initializes: uninitialized memory.
         dropped: Keys of the checkpoint that the originals would have taken.
         constants: Buffers and plain tensors that `from_pretrained` loses.
+        mismatched: Keys whose shape differs, which `from_pretrained` refuses.
     """
 
     key: str
@@ -71,6 +72,18 @@ class ClassWeights:
     uninitialized: tuple[str, ...]
     dropped: tuple[str, ...]
     constants: tuple[str, ...]
+    mismatched: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """What is worst about it, in a word or two."""
+        if self.uninitialized or self.constants:
+            return "NOT initialized"
+        if self.mismatched:
+            return "mismatched"
+        if self.dropped:
+            return "NOT loaded" if self.random else "dropped"
+        return "newly initialized" if self.random else "loaded"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,7 +180,10 @@ class CheckpointReport(Shown):
         """Return a row for each replaced class and each conversion, findings below."""
         rows = []
         for item in self.classes:
-            bad = bool(item.uninitialized or item.constants)
+            bad = bool(item.mismatched) or any(
+                f.severity == "error" and (f.key, f.subject) == (item.key, item.replacement)
+                for f in self.findings
+            )
             counted = (
                 f"{item.original} → {item.replacement}",
                 str(item.modules),
@@ -177,13 +193,15 @@ class CheckpointReport(Shown):
                 str(len(item.random)),
                 str(len(item.uninitialized)),
                 str(len(item.dropped)),
+                str(len(item.mismatched)),
             )
-            tone: Tone = "error" if bad else "warning" if item.dropped else "match"
-            note = "NOT initialized" if bad else "dropped" if item.dropped else "loaded"
-            title = ", ".join([*item.uninitialized, *item.constants, *item.dropped][:12])
+            state = item.state
+            tone: Tone = "error" if bad else "match" if state == "loaded" else "warning"
+            odd = (item.uninitialized, item.constants, item.mismatched, item.dropped, item.random)
+            title = ", ".join([key for keys in odd for key in keys][:12])
             mark = "✕" if bad else "●"
-            rows.append(Row(0, item.key, counted, tone, mark=mark, note=note, title=title))
-        blank = ("",) * 7
+            rows.append(Row(0, item.key, counted, tone, mark=mark, note=state, title=title))
+        blank = ("",) * 8
         for reversal in self.reversals:
             said = "reverses" if reversal.ok else reversal.problem
             tone = "ok" if reversal.ok else "error"
@@ -192,7 +210,7 @@ class CheckpointReport(Shown):
             rows.append(Row(0, "conversion", cells, tone, mark=mark, note=said, title=said))
         titles = (
             *("Modules", "Loaded", "Converted"),
-            *("By its own code", "Random", "Not initialized", "Dropped"),
+            *("By its own code", "Random", "Not initialized", "Dropped", "Mismatched"),
         )
         columns = (
             Column("Key", mono=True),
@@ -324,25 +342,28 @@ def _class_weights(
         if place is not None:
             gone[place].append(key)
     missing = set(loading.missing)
+    other_shape = {mismatch.key for mismatch in loading.mismatched}
     weights = []
     for i, replacement in enumerate(replacements):
         found = find_initialized(model, replacement.fqns)
         written = found.by_model | found.by_own
         buffers, plain = constants_of(model, replacement.fqns)
         lacking = [key for key in keys[i] if key in missing]
+        fitting = [key for key in keys[i] if key not in other_shape]
         weights.append(
             ClassWeights(
                 key=replacement.key,
                 original=replacement.original.__name__,
                 replacement=replacement.replacement.__name__,
                 modules=len(replacement.fqns),
-                loaded=tuple(key for key in keys[i] if key in loading.loaded),
-                converted=tuple(key for key in keys[i] if key in loading.converted),
+                loaded=tuple(key for key in fitting if key in loading.loaded),
+                converted=tuple(key for key in fitting if key in loading.converted),
                 initialized=tuple(key for key in lacking if key in found.by_own),
                 random=tuple(k for k in lacking if k in found.by_model - found.by_own),
                 uninitialized=tuple(key for key in lacking if key not in written),
                 dropped=tuple(gone[i]),
                 constants=(*(name for name in buffers if name not in written), *plain),
+                mismatched=tuple(key for key in keys[i] if key in other_shape),
             )
         )
     return tuple(weights)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _FOREIGN = {
 # As safetensors itself has it: a longer header is no header.
 _MAX_HEADER = 100_000_000
 _MANY_SHARDS = 32
+_SHORT = (str, Path, int, float, bool, type(None))
 _DTYPE_BITS = {
     "F64": 64,
     "I64": 64,
@@ -98,9 +100,16 @@ def read_checkpoint(checkpoint: str | Path) -> StoredCheckpoint:
         CheckpointError: There is none, it is a pickle or of another format, or it is damaged.
     """
     if not isinstance(checkpoint, str | Path) or not str(checkpoint).strip():
+        # Not the value of a model or of a state dict, which has thousands of lines.
+        what = repr(checkpoint) if isinstance(checkpoint, _SHORT) else type(checkpoint).__name__
+        in_memory = isinstance(checkpoint, Mapping) or hasattr(checkpoint, "state_dict")
+        hint = (
+            " What is in memory is one after model.save_pretrained(folder), or "
+            "safetensors.torch.save_file(state_dict, file)."
+        )
         raise CheckpointError(
-            f"{checkpoint!r} is no checkpoint. Give a safetensors file, a folder that holds "
-            f"{SINGLE} or {INDEX}, or the id of a model in the local cache."
+            f"{what} is no checkpoint. Give a safetensors file, a folder that holds "
+            f"{SINGLE} or {INDEX}, or the id of a model in the local cache.{hint * in_memory}"
         )
     path = Path(checkpoint).expanduser()
     if path.is_dir():

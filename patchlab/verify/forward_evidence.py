@@ -26,6 +26,7 @@ from patchlab.verify.forward_calls import NOT_RUN, ForwardRun, call_again, run_f
 
 _MOST_REMEMBERED = 16
 _remembered: OrderedDict[Hashable, ForwardRun] = OrderedDict()
+_BY_NAME = ("LOAD_CONST", "LOAD_GLOBAL")
 # What runs before a forward does.
 _BEFORE = frozenset({"__init__", "__init_subclass__", "_init_weights", "post_init"})
 
@@ -44,10 +45,10 @@ def observe_forwards(
     Returns:
         The unpatched run and the patched one, without calls where it is not known.
     """
-    # A replacement that keeps its original's forward is called and returns as ever.
-    fqns = [r.fqns[0] for r in plan if r.replacement.forward is not r.original.forward]
-    if not fqns:
+    # Replacements that all keep their originals' forwards are called and return as ever.
+    if all(r.replacement.forward is r.original.forward for r in plan):
         return NOT_RUN, NOT_RUN
+    fqns = [r.fqns[0] for r in plan]
     unpatched = _unpatched_run(model, before, fqns)
     if patched is None or unpatched.failure:
         return unpatched, NOT_RUN
@@ -165,9 +166,8 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
             )
             if not of_self:
                 found.add(str(instruction.argval))
-        elif instruction.opname in ("LOAD_CONST", "LOAD_GLOBAL"):
-            if isinstance(instruction.argval, str):
-                found.add(instruction.argval)
+        elif instruction.opname in _BY_NAME and isinstance(instruction.argval, str):
+            found.add(instruction.argval)
         previous = instruction
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

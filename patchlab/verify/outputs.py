@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from patchlab.errors import TargetError
+from patchlab.mapping.rules import brief
 from patchlab.render.frames import frame_of
 from patchlab.render.rows import Column, Row, Table, Tone
 from patchlab.render.shown import Shown
@@ -198,7 +199,7 @@ def compare_outputs(before: nn.Module, after: nn.Module, inputs: Any) -> OutputC
     for model in (before, after):
         if not isinstance(model, nn.Module):
             raise TargetError(
-                f"compare_outputs takes two models, got {type(model).__name__} {model!r}. Give the "
+                f"compare_outputs takes two models, got {brief(model)}. Give the "
                 f"models themselves; to compare trees use patchlab.diff_trees."
             )
     recorded = record_run(before, inputs)

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from patchlab.apply.construct import open_frame_count
+from patchlab.apply.construct import open_scope_count
 from patchlab.apply.hooks import hook_stands
 from patchlab.mapping.registry import RegisteredEntry, registered_entries
 from patchlab.plan.explain import finding_remarks
@@ -24,7 +24,8 @@ class Status(Shown):
     Attributes:
         entries: What is registered, in order, with provenance.
         leaks: What is not what it was although no patch is on.
-        open_scopes: The number of scopes open in the process, in all contexts.
+        open_scopes: The number of scopes open in the process, in all contexts; what previews build
+            for a moment is none.
         hooked: Whether `from_pretrained` and `from_config` go through patchlab.
         process: The id of the process; registries are per process.
     """
@@ -122,7 +123,7 @@ def status() -> Status:
     Registries are per process: a spawned worker starts with an empty one, and says so here.
     """
     return Status(
-        registered_entries(), find_leaks(), open_frame_count(), hook_stands(), os.getpid()
+        registered_entries(), find_leaks(), open_scope_count(), hook_stands(), os.getpid()
     )
 
 

@@ -50,6 +50,19 @@ def test_the_report_keeps_no_model_alive():
     assert [m.class_name for m in report.models] == ["LlamaModel"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("key", ["LlamaModel", "LlamaForCausalLM"])
+def test_a_model_that_is_replaced_itself_is_reported_also_when_it_is_gone(key, kept):
+    original = getattr(transformers, key)
+    with patchlab.patched({key: type(f"My{key}", (original,), {})}) as report:
+        model = transformers.AutoModelForCausalLM.from_config(llama_config())
+        if not kept:
+            del model
+            gc.collect()
+    assert [m.counts for m in report.models] == [{key: 1}] == [report.counts]
+    assert report.models[0].summary == f"1 × {key} → My{key}"
+
+
 def test_several_models_are_reported_each():
     with patchlab.patched({".*MLP$": SubMLP}) as report:
         models = [transformers.LlamaModel(llama_config(num_hidden_layers=n)) for n in (1, 3)]
@@ -137,3 +150,17 @@ def test_errors_stop_the_block_before_it_runs():
     with patchlab.patched({"^BertSelfAttention$": InnerAttention}, on_finding="error") as report:
         transformers.BertModel(bert_config())
     assert report.ok
+
+
+def test_a_key_that_an_inner_scope_decides_is_told_of_as_such():
+    """The outer scope's rule is not dead because the model had no such class."""
+    scopes = [patchlab.patched({"LlamaMLP": mlp}) for mlp in (SubMLP, OtherMLP)]
+    outer, inner = (scope.__enter__() for scope in scopes)
+    model = transformers.LlamaModel(llama_config())
+    scopes[1].__exit__(None, None, None)
+    with pytest.warns(NothingReplacedWarning, match="one of an inner scope"):
+        scopes[0].__exit__(None, None, None)
+    assert (outer.counts, inner.counts) == ({"LlamaMLP": 0}, {"LlamaMLP": 2})
+    assert "this model has none" not in str(outer)
+    assert "LlamaMLP" in outer.models[0].class_names
+    assert type(model.layers[0].mlp) is OtherMLP

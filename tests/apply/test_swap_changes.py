@@ -11,13 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import patchlab
 from tests.fused_families import SMALL
-from tests.toys import BuiltMLP, SubMLP, llama_config, tokens
-
-
-@pytest.fixture
-def llama():
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(llama_config()).eval()
+from tests.toys import BuiltMLP, SubMLP, tokens
 
 
 def add_buffer(mlp):

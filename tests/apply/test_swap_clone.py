@@ -13,7 +13,7 @@ from transformers.core_model_loading import Transpose
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import patchlab
-from tests.toys import BuiltMLP, SubMLP, llama_config, tokens
+from tests.toys import BuiltMLP, SubMLP, tokens
 
 
 class Block(nn.Module):
@@ -32,12 +32,6 @@ class Block(nn.Module):
 
     def forward(self, inputs):
         return self.linear(inputs)
-
-
-@pytest.fixture
-def llama():
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(llama_config()).eval()
 
 
 def swapped(cls, original=Block):
@@ -169,8 +163,8 @@ def test_part_that_a_rule_matches_is_replaced_too(llama):
     class Layer(LlamaDecoderLayer):
         pass
 
-    with pytest.warns(patchlab.errors.NothingReplacedWarning):
-        patchlab.swap(llama, {"LlamaDecoderLayer": Layer, "LlamaMLP": SubMLP})
+    swapped = patchlab.swap(llama, {"LlamaDecoderLayer": Layer, "LlamaMLP": SubMLP})
+    assert swapped.counts == {"LlamaDecoderLayer": 2, "LlamaMLP": 2}
 
     assert type(llama.model.layers[1]) is Layer
     assert type(llama.model.layers[1].mlp) is SubMLP

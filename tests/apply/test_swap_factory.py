@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import patchlab
 from patchlab.errors import SwapError
-from tests.toys import llama_config, tokens
+from tests.toys import tokens
 
 
 class Wrap(nn.Module):
@@ -47,12 +47,6 @@ class Taking(nn.Module):
 
     def forward(self, inputs):
         return self.down(nn.functional.silu(self.gate(inputs)) * self.up(inputs))
-
-
-@pytest.fixture
-def llama():
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(llama_config()).eval()
 
 
 def state_of(model):

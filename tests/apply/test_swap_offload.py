@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 import patchlab
 from notebooks.replacements.fused_qkv import FusedLlamaAttention, llama_conversions
 from patchlab.errors import SwapError
-from tests.toys import BuiltAttention, BuiltMLP, SubAttention, SubMLP, llama_config, tokens
+from tests.toys import BuiltAttention, BuiltMLP, SubAttention, SubMLP, tokens
 
 
 class Layer(LlamaDecoderLayer):
@@ -23,12 +23,6 @@ class Layer(LlamaDecoderLayer):
 class Whole(transformers.LlamaForCausalLM):
     def __init__(self, config):
         super().__init__(config)
-
-
-@pytest.fixture
-def llama():
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(llama_config()).eval()
 
 
 class Grown(LlamaMLP):

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
@@ -19,7 +18,6 @@ from tests.toys import (
     BuiltMLP,
     SubMLP,
     count,
-    llama_config,
     tokens,
 )
 
@@ -59,12 +57,6 @@ def pruned_twice(module):
     prune.l1_unstructured(module, "weight", 0.5)
     prune.random_unstructured(module, "weight", 0.2)
     return prune.random_unstructured(module, "bias", 0.5)
-
-
-@pytest.fixture
-def llama():
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(llama_config()).eval()
 
 
 COMPUTED = [

@@ -135,10 +135,15 @@ def test_outermost_match_wins_and_its_parts_are_built_under_the_mapping():
     swapped = patchlab.swap(model, {"LlamaDecoderLayer": MyLayer})
     assert swapped.counts == {"LlamaDecoderLayer": 2}
     swapped.undo()
-    with pytest.warns(NothingReplacedWarning):
-        swapped = patchlab.swap(model, {"LlamaDecoderLayer": MyLayer, "LlamaMLP": SubMLP})
+    swapped = patchlab.swap(model, {"LlamaDecoderLayer": MyLayer, "LlamaMLP": SubMLP})
 
     assert count(model, MyLayer) == count(model, SubMLP) == 2
+    assert swapped.counts == {"LlamaDecoderLayer": 2, "LlamaMLP": 2}
+    assert swapped.replacements[1].fqns == ("model.layers.0.mlp", "model.layers.1.mlp")
+    assert "4 modules replaced" in swapped.report.verdict
+    with patchlab.patched({"LlamaDecoderLayer": MyLayer, "LlamaMLP": SubMLP}) as report:
+        transformers.LlamaForCausalLM(llama_config())
+    assert report.counts == swapped.counts
     assert torch.equal(model(tokens()).logits, expected)
 
 
@@ -205,10 +210,88 @@ def test_models_inside_a_plain_module_are_found():
     model = nn.ModuleDict({"llm": transformers.LlamaModel(llama_config()), "head": nn.Linear(4, 2)})
 
     with patchlab.swap(model, {"LlamaAttention": SubAttention, "^Linear$": Doubled}) as swapped:
-        assert swapped.counts == {"LlamaAttention": 2, "^Linear$": 7}
+        # The 8 in the two new attentions are built under the mapping, too.
+        assert swapped.counts == {"LlamaAttention": 2, "^Linear$": 15}
+        assert count(model, Doubled) == 15
         assert model["llm"].layers[0].self_attn.config is model["llm"].config
 
 
 def test_what_is_no_model_is_refused():
     with pytest.raises(TargetError, match="swap takes a model, got str"):
         patchlab.swap("model", {"Linear": Doubled})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_root_that_is_wrapped_runs_and_is_undone(train):
+    """The root stays the same object, so what wraps it cannot hold that object as the old one."""
+    model = nn.Linear(4, 4).eval()
+    inputs, calls = torch.ones(2, 4), []
+    model.register_forward_hook(lambda *args: calls.append(1))
+    expected, attributes = model(inputs), vars(model)
+
+    swapped = patchlab.swap(model, {"Linear": Wrap})
+    assert type(model) is Wrap
+    assert type(model.inner) is nn.Linear
+    assert model.inner is not model
+    calls.clear()
+    assert torch.equal(model(inputs), expected)
+    assert calls == [1]
+    model.train(train)
+    model.double()
+    assert [*model.state_dict()] == ["inner.weight", "inner.bias"]
+    swapped.undo()
+
+    assert type(model) is nn.Linear
+    assert vars(model) is attributes
+    assert model.training is train
+    assert model.weight.dtype is torch.float64
+    assert torch.equal(model.float()(inputs), expected)
+
+
+def test_model_of_transformers_that_is_wrapped_itself_runs():
+    model = transformers.LlamaModel(llama_config()).eval()
+    expected = model(tokens()).last_hidden_state
+
+    with patchlab.swap(model, {"LlamaModel": Wrap}, on_finding="ignore"):
+        assert torch.equal(model(tokens()).last_hidden_state, expected)
+        assert count(model, Wrap) == count(model, transformers.LlamaModel) == 1
+
+    assert type(model) is transformers.LlamaModel
+    assert torch.equal(model(tokens()).last_hidden_state, expected)
+
+
+def test_class_that_was_defined_again_is_told_from_one_that_is_not_there():
+    """The cell with the class and the swap in it is run twice."""
+
+    def define():
+        return type("Again", (transformers.models.llama.modeling_llama.LlamaMLP,), {})
+
+    model = transformers.LlamaModel(llama_config())
+    first = patchlab.swap(model, {"LlamaMLP": define()})
+    newer = define()
+    with pytest.warns(NothingReplacedWarning, match="2 of the modules here are of a class Again"):
+        second = patchlab.swap(model, {"LlamaMLP": newer})
+    (finding,) = second.findings
+    assert finding.suggestion == "Again"
+
+    third = patchlab.swap(model, {finding.suggestion: newer})
+    assert count(model, newer) == 2
+    third.undo()
+    first.undo()
+    assert patchlab.swap(model, {"LlamaMLP": newer}).counts == {"LlamaMLP": 2}
+
+
+def test_class_that_was_patched_when_the_model_was_built_is_named():
+    with patchlab.patched({"LlamaMLP": SubMLP}):
+        model = transformers.LlamaModel(llama_config())
+    with pytest.warns(NothingReplacedWarning, match="has SubMLP, a subclass of LlamaMLP"):
+        (finding,) = patchlab.swap(model, {"LlamaMLP": OtherMLP}).findings
+
+    assert patchlab.swap(model, {finding.suggestion: OtherMLP}).counts == {"SubMLP": 2}
+
+
+def test_key_of_no_class_is_not_explained_by_the_base_of_all_modules():
+    """Guards the test above: every class is derived from Module."""
+    with pytest.warns(NothingReplacedWarning, match="key 'Module' replaced no module"):
+        swapped = patchlab.swap(nn.Sequential(nn.Linear(2, 2)), {"Module": Doubled})
+    assert "a subclass of" not in swapped.findings[0].message

@@ -163,6 +163,9 @@ def test_panel_and_form_have_no_accessibility_violation_in_both_themes_wide_and_
     expect(lab.output(2).get_by_role("alert")).to_be_visible()
     tree, form = (lab.output(1).locator(f".patchlab-{name}") for name in ("tree", "form"))
     assert tree.bounding_box()["y"] == pytest.approx(form.bounding_box()["y"], abs=2)
+    buttons = [button(lab, name) for name in ("Register", "Apply to this model", "Undo")]
+    assert len({place.bounding_box()["y"] for place in buttons}) == 1
+    expect(lab.output(1).get_by_role("status").first).to_contain_text("6 modules replaced")
 
     assert axe_violations(lab, ".patchlab-lab, .patchlab-form") == []
     lab.theme("JupyterLab Dark")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import modeling_utils, monkey_patching
 
 import patchlab
-from patchlab.errors import MappingError
+from patchlab.errors import MappingError, PatchlabError
 from patchlab.mapping.registry import OTHERS, registered_by, registered_entries, registered_mapping
 from tests.toys import OtherMLP, PlainMLP, SubAttention, SubMLP
 
@@ -192,3 +192,23 @@ def test_a_reader_never_sees_half_of_what_is_registered_together():
         sys.setswitchinterval(interval)
     assert seen
     assert set(seen) <= {0, 1000}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: patchlab.register_patch_mapping(wrong),
+        lambda wrong: patchlab.register_patch_mapping({wrong: nn.Linear}),
+        lambda wrong: patchlab.unregister_patch_mapping(wrong),
+        lambda wrong: patchlab.patched(wrong),
+        lambda wrong: patchlab.preview(wrong, wrong),
+        lambda wrong: patchlab.check_checkpoint(wrong, wrong),
+        lambda wrong: patchlab.compare_outputs(wrong, 3, {}),
+    ],
+)
+def test_a_model_in_the_wrong_place_is_refused_in_a_few_words(call):
+    """Arguments that changed places: the message does not hold the whole model."""
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(500)))
+    with pytest.raises(PatchlabError) as refused:
+        call(model)
+    assert len(str(refused.value)) < 500

@@ -124,6 +124,21 @@ def accepted_or_named(key: str, refusal: MappingError | None) -> bool:
         ("models/llama/LlamaMLP", "slash"),
         ("Llama MLP", "'LlamaMLP'"),
         ("Llama(MLP", r"Llama\\(MLP"),
+        ("LlamaMLP,LlamaAttention", "'^(?:LlamaMLP|LlamaAttention)$'"),
+        ("LlamaMLP, LlamaAttention", "'^(?:LlamaMLP|LlamaAttention)$'"),
+        ("LlamaMLP; LlamaAttention;", "'^(?:LlamaMLP|LlamaAttention)$'"),
+        ("class LlamaMLP", "Use 'LlamaMLP'"),
+        ("class LlamaMLP(nn.Module):", "Use 'LlamaMLP'"),
+        ("<class 'LlamaMLP'>", "Use 'LlamaMLP'"),
+        ("<class 'transformers.models.llama.modeling_llama.LlamaMLP'>", "Use 'LlamaMLP'"),
+        ("<class '__main__.f.<locals>.LlamaMLP'>", "Use 'LlamaMLP'"),
+        ("model.layers.0.mlp", "place of a module"),
+        ("layers.*.mlp", "place of a module"),
+        ("model.layers.11", "place of a module"),
+        ("LlamaMLP|", "Use 'LlamaMLP'"),
+        ("|LlamaMLP", "Use 'LlamaMLP'"),
+        ("LlamaMLP||LlamaAttention", "Use 'LlamaMLP|LlamaAttention'"),
+        ("LlamaMLP$|", "Use 'LlamaMLP$'"),
         ("", "empty"),
         ("   ", "empty"),
     ],
@@ -132,6 +147,24 @@ def test_a_key_that_cannot_match_is_refused_with_what_was_meant(key, meant):
     with pytest.raises(MappingError, match=re.escape(meant)) as refused:
         PatchRule(key, A)
     assert repr(key) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "LlamaMLP|LlamaAttention",
+        "^Llama(MLP|)Attention$",  # An empty choice inside of more matches no more than it says.
+        r"Llama\|",
+        "Llama.*",
+        "Llama.*.Attention",
+        "(?:classifier)",
+        "Class.+",
+        "[,;]|MLP",
+        "MLP{1,2}",
+    ],
+)
+def test_a_pattern_that_only_looks_like_another_notation_is_accepted(key):
+    assert check_key(key) == key
 
 
 @pytest.mark.parametrize("key", [3, None, b"LlamaMLP", re.compile("x"), nn.Linear, ("a",)])

@@ -67,10 +67,10 @@ def test_changes_only_shows_every_change_and_nothing_that_holds_none(models):
     diff = diff_trees(*models)
     rows = diff.to_table(changes_only=True, folded=False).rows
 
-    assert sum(bool(row.note) for row in rows) == len(diff.changes)
+    assert sum(bool(row.mark) for row in rows) == len(diff.changes)
     for place, row in enumerate(rows):
         below = rows[place + 1].depth > row.depth if place + 1 < len(rows) else False
-        assert row.note or below
+        assert row.mark or below
 
 
 @given(changed_models())
@@ -81,7 +81,7 @@ def test_folding_a_difference_leaves_no_change_out(models):
     for row in diff.to_table().rows:
         del above[row.depth :]
         above.append(row.fold * (above[-1] if above else 1))
-        total += above[-1] if row.note else 0
+        total += above[-1] if row.mark else 0
 
     assert total == len(diff.changes)
 
@@ -122,6 +122,23 @@ def test_a_tie_that_is_lost_is_a_change():
 
     assert (row.fqn, row.status) == ("head", "changed")
     assert row.changes == ("tied: weight to embed.weight → nothing",)
+
+
+def test_a_tie_that_stays_is_noted_and_no_change():
+    def tied(activation):
+        model = Toy()
+        model.embed, model.head = nn.Embedding(5, 2), nn.Linear(2, 5, bias=False)
+        model.head.weight = model.embed.weight
+        model.act = activation
+        return model
+
+    diff = diff_trees(tied(nn.GELU()), tied(nn.ReLU()))
+
+    assert [row.fqn for row in diff.changes] == ["act"]
+    assert [row.note for row in diff.to_table().rows if row.label == "head"] == [
+        "weight tied to embed"
+    ]
+    assert [row.note for row in diff.to_table().rows if row.label == "embed"] == [""]
 
 
 def test_added_and_removed_children_keep_their_neighbors():

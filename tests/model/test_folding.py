@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,9 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from benchmarks.synthetic import synthetic_model
-from patchlab.model.folding import fold, join_names, shapes_of
+from patchlab.model.diff import diff_trees
+from patchlab.model.folding import fold, join_names
 from patchlab.model.tree import module_tree
-from patchlab.model.tree_table import fold_tree
+from patchlab.notebook.tree_widget import TreeWidget
 from patchlab.render.rows import Mark
 from tests.toy_trees import NamesakeToy, Toy, toy_models
 
@@ -39,7 +42,7 @@ def written_out(node, parents, names, keys):
 
 @given(columns())
 def test_two_nodes_have_one_shape_if_and_only_if_they_are_equal_all_the_way_down(tree):
-    shapes = shapes_of(*tree)
+    shapes = fold(*tree).shapes
     written = [written_out(node, *tree) for node in range(len(shapes))]
     for a, shape in enumerate(shapes):
         for b in range(a):
@@ -49,7 +52,7 @@ def test_two_nodes_have_one_shape_if_and_only_if_they_are_equal_all_the_way_down
 @given(columns())
 def test_folded_rows_stand_for_every_node(tree):
     total, above = 0, []
-    for row in fold(*tree):
+    for row in fold(*tree).rows:
         del above[row.depth :]
         above.append(len(row.members) * (above[-1] if above else 1))
         total += above[-1]
@@ -60,8 +63,8 @@ def test_folded_rows_stand_for_every_node(tree):
 @given(columns())
 def test_no_two_siblings_that_are_left_are_equal(tree):
     parents = tree[0]
-    shapes = shapes_of(*tree)
-    seen = [(parents[row.index], shapes[row.index]) for row in fold(*tree)]
+    folding = fold(*tree)
+    seen = [(parents[row.index], folding.shapes[row.index]) for row in folding.rows]
 
     assert len(seen) == len(set(seen))
 
@@ -172,9 +175,29 @@ def test_fifty_thousand_modules_are_97_lines():
     assert sum_of_folds(tree) == len(tree)
 
 
+@given(toy_models())
+def test_a_tree_is_shown_alike_when_it_is_shown_again(model):
+    """What was folded for the text serves the HTML and the widget, and marks leave it alone."""
+    tree = module_tree(model)
+    marks = {tree.fqns[-1]: Mark("match", "●", "replaced")}
+    marked = tree.to_html(marks=marks)
+    diff = diff_trees(tree, module_tree(nn.Sequential(model)))
+    narrow = diff.to_text(changes_only=True)
+
+    shown = tree.to_text(), tree.to_html(), TreeWidget(tree).payload, diff.to_html()
+
+    again = replace(tree)
+    assert "folding" in vars(tree)
+    assert "folding" not in vars(again)
+    assert shown[2:] == (TreeWidget(again).payload, replace(diff).to_html())
+    assert shown[:2] == (again.to_text(), replace(tree).to_html())
+    assert marked == tree.to_html(marks=marks) == replace(tree).to_html(marks=marks)
+    assert narrow == diff.to_text(changes_only=True)
+
+
 def sum_of_folds(tree):
     total, above = 0, []
-    for row in fold_tree(tree):
+    for row in tree.folding.rows:
         del above[row.depth :]
         above.append(len(row.members) * (above[-1] if above else 1))
         total += above[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ from patchlab.errors import MappingError
 from patchlab.mapping.registry import OTHERS, registered_entries, registry_state
 from patchlab.notebook.form_rows import MOST_FINDINGS, finding_cards
 from patchlab.notebook.form_state import Step, undo_step
-from patchlab.notebook.form_style import finding_html
+from patchlab.notebook.form_style import FITS, finding_html
 from patchlab.notebook.forms import PatchForm
 from patchlab.plan.findings import Finding
 from tests.toys import CountingAttention, OtherMLP, SubMLP
@@ -173,6 +174,14 @@ def test_bad_key_is_told_while_it_is_typed(form):
     assert any("not a valid regular expression" in text for text in texts(form))
     form.key.value = "Llama(MLP|Attention)"
     assert form.answer.problem == ""
+
+
+@pytest.mark.parametrize("key", ["LlamaMLP", "^(?:<b>|Bert|RoBERTa)(?:Cross|Self)Attention$"])
+def test_key_that_its_field_cuts_is_shown_whole_below_it(form, key):
+    form.key.value = key
+    below = [text for text in texts(form) if "aria-hidden" in text and html.escape(key) in text]
+
+    assert len(below) == (len(key) > FITS)
 
 
 def test_unregister_removes_one_and_refuses_what_is_not_there(form):

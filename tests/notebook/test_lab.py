@@ -64,6 +64,25 @@ def test_shown_preview_is_the_preview(panel, model):
     )
 
 
+def test_rule_is_told_of_what_it_puts_in_and_not_of_what_goes_with_a_container(panel):
+    panel.form.key.value, panel.form.cls.value = ".*Attention", "MyAttention"
+
+    panel.tree.selected = "encoder.layer.0.attention"
+    assert panel.tree.details["rule"] == "'.*Attention' (pattern) puts CountingAttention here."
+    panel.tree.selected = "encoder.layer.0.attention.self"
+    assert panel.tree.details["rule"] == ""
+
+
+@pytest.mark.parametrize("name", ["MyAttention", "A" * 40])
+def test_class_that_its_field_cuts_is_told_with_its_python_module(panel, namespace, name):
+    namespace[name] = CountingAttention
+    panel.form.key.value, panel.form.cls.value = NARROW, f"{name} · tests.toys"
+
+    told = panel.form.answer.class_note
+    assert "built with (config" in told
+    assert told.startswith("tests.toys · ") == (len(name) > 30)
+
+
 def test_suggestion_of_the_tree_and_of_the_form_reach_the_key(panel):
     panel.form.key.value, panel.form.cls.value = ".*Attention", "MyAttention"
     assert not panel.preview.ok

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
@@ -86,7 +88,28 @@ def test_traceback_points_at_the_line_as_it_was_typed(shell, capsys, above):
     printed = capsys.readouterr().out
     line = above.count("\n") + 4
     assert f"----> {line} boom = 1 / 0" in printed
-    assert "patchlab" not in printed.replace("'PatchMagics'", "")
+    assert f"{line - 3} # {PATCHED}" in printed
+    assert "patchlab" not in printed
+    assert "PatchMagics" not in printed
+
+
+def test_traceback_of_an_error_in_a_constructor_has_no_line_of_patchlab(shell, capsys):
+    shell.run_cell("class Failing(BertSelfAttention):\n  def __init__(self, *a, **k): 1 / 0")
+
+    shell.run_cell(f"%%patched BertSelfAttention=Failing --quiet\n{BUILD}")
+    printed = capsys.readouterr().out
+
+    assert "----> 2 model = BertModel(config)" in printed
+    assert "in Failing.__init__(self, *a, **k)" in printed
+    assert "skipping hidden" in printed
+    assert "File patchlab" not in printed.replace(str(Path(patchlab.__file__).parent), "patchlab")
+
+
+def test_function_of_a_patched_cell_has_its_source(shell):
+    """The line in its place is Python too: what reads the cell's text can read on."""
+    shell.run_cell(PATCHED + "def made():\n    return 1\n").raise_error()
+
+    assert inspect.getsource(shell.user_ns["made"]) == "def made():\n    return 1\n"
 
 
 def test_syntax_error_points_at_the_line_as_it_was_typed(shell, capsys):
@@ -371,7 +394,9 @@ def test_plain_cell_magic_fails_its_cell_once(shell, capsys):
     result = shell.run_cell(call)
 
     assert isinstance(result.error_in_exec, ZeroDivisionError)
-    assert capsys.readouterr().out.count("ZeroDivisionError: ") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("ZeroDivisionError: ") == 1
+    assert "_run_body" not in printed
     assert_nothing_left(shell)
 
 

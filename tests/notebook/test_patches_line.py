@@ -132,3 +132,16 @@ def test_status_shows_entries_and_leaks(shell):
     run(shell, f"%patches register {RULE}")
 
     assert "^BertSelfAttention$" in run(shell, "%patches status")
+
+
+def test_key_that_is_taken_is_refused_in_the_words_of_the_line(shell):
+    """What it says to do can be typed: options of the line, and no arguments of a call."""
+    run(shell, f"%patches register {RULE}")
+
+    with pytest.raises(UsageError) as refused:
+        shell.run_cell("%patches register ^BertSelfAttention$=MyLayerNorm").raise_error()
+
+    assert "overwrite=True" not in str(refused.value)
+    assert "%patches unregister ^BertSelfAttention$ first" in str(refused.value)
+    run(shell, "%patches register ^BertSelfAttention$=MyLayerNorm --overwrite")
+    assert registered() == {"^BertSelfAttention$": "MyLayerNorm"}

@@ -66,6 +66,19 @@ def test_every_module_is_sent_with_its_class():
     assert [place - 1 for place in columns["shared"] if place] == [3, 4]
 
 
+def test_a_tied_module_points_to_the_one_that_has_the_parameter_first():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[1].weight
+    own = nn.Linear(2, 2)
+    own.again = own.weight
+    model.append(own)  # Tied to itself, which is no note on another row.
+
+    for widget in (TreeWidget(model), TreeWidget(model, after=nn.Sequential(*model, own))):
+        _, _, columns = rows(widget)
+        assert columns["tied"][:5] == [0, 0, 0, 3, 0]
+    assert "tied" not in rows(TreeWidget(nn.Sequential(nn.Linear(2, 2))))[2]
+
+
 def test_equal_siblings_have_one_shape_and_different_ones_do_not():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 3))
     _, _, columns = rows(TreeWidget(model))

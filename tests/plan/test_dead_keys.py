@@ -41,6 +41,8 @@ def dead(config, key):
         ("T5Attention", "T5Attention is a class of t5; this model has none"),
         ("^T5Attention$", "T5Attention is a class of t5; this model has none"),
         ("LlamaConfig", "LlamaConfig is no module class"),
+        ("AutoModel", "AutoModel is no module class"),
+        ("BaseModelOutput", "BaseModelOutput is no module class"),
     ],
 )
 def test_a_class_of_another_model_is_said_to_exist_and_nothing_is_suggested(key, said):
@@ -165,3 +167,26 @@ def test_a_class_of_ones_own_in_the_model_is_said_not_to_be_replaced_at_construc
 def test_a_survey_of_the_whole_library_names_no_class_of_a_model():
     (found,) = patchlab.survey("Zzz").findings
     assert "no class has such a name. Look the name up in the tree" in found.message
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion", "fits"),
+    [
+        (".*mlp", ".*MLP", "LlamaMLP"),
+        ("^llama.*norm$", "^Llama.*Norm$", "LlamaRMSNorm"),
+        (r"(mlp|ffn)$", r"(MLP|ffn)$", "LlamaMLP"),
+        (r"\w+(?i:x)?attention", r"\w+(?i:x)?Attention", "LlamaAttention"),
+    ],
+)
+def test_a_pattern_in_another_case_gives_the_pattern_in_the_models_own(key, suggestion, fits):
+    found = dead(llama_config(), key)
+    assert f"Names are case-sensitive: the model has {fits}" in found.message
+    assert found.suggestion == suggestion
+    assert patchlab.preview(llama_config(), {suggestion: Mine}).counts[suggestion] > 0
+
+
+@pytest.mark.parametrize("key", [".*Experts", r".*[m][l][p]$", ".*linear"])
+def test_a_pattern_that_fits_nothing_of_the_model_in_any_spelling_is_not_respelled(key):
+    """Nor is one whose letters stand in classes, nor one for torch's own."""
+    found = dead(llama_config(), key)
+    assert "Names are case-sensitive" not in found.message

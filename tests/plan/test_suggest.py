@@ -145,6 +145,21 @@ def test_built_classes_are_told_from_those_of_other_configs(catalog):
     assert found.built == ("BertSelfAttention",)
 
 
+def test_of_many_classes_those_of_the_tree_are_kept_where_a_key_for_all_is_long(catalog):
+    names = sorted({n for n in catalog.names if n.startswith("Segformer")})
+    containers = [n for n in names if n.endswith(("Model", "Layer", "Stage")) or "For" in n]
+    built = {"SegformerDepthWiseConv", "SegformerDropPath"}
+
+    for_all = suggest_key("Segformer.*", names, containers, catalog)
+    for_these = suggest_key("Segformer.*", names, containers, catalog, built_classes=built)
+
+    assert for_all is not None
+    assert for_these is not None
+    assert set(for_all.keeps) == set(names) - set(containers)
+    assert for_these.key == "^Segformer(?:DepthWiseConv|DropPath)$"
+    assert set(for_these.keeps) == set(for_these.built) == built
+
+
 def test_other_architectures_that_the_key_reaches_are_named(catalog):
     leaves = [f"Bert{part}" for part in ("Output", "SelfOutput", "Intermediate", "Pooler")]
 
@@ -182,8 +197,13 @@ def test_any_suggestion_is_right_whatever_is_dropped(data):
     matched = sorted({n for n in catalog.names if re.search(key, n) and n.startswith(family)})
     drops = [name for name in matched if data.draw(st.booleans())]
 
-    found = suggest_key(key, matched, drops, catalog)
+    built = {name for name in matched if data.draw(st.booleans())}
+
+    found = suggest_key(key, matched, drops, catalog, built_classes=built)
 
     assert (found is None) == (not drops or len(drops) == len(matched))
     if found is not None:
         assert faults_of(found, key, catalog) == []
+        leaves = set(matched) - set(drops)
+        assert built & leaves <= set(found.keeps) <= leaves
+        assert set(found.keeps) == leaves or built & leaves == set(found.keeps)

@@ -207,3 +207,18 @@ def test_survey_imports_no_modeling_file():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert ran.stdout.strip() == "[]"
+
+
+def test_classes_of_several_kinds_are_named_where_a_key_for_them_would_be_long():
+    (found,) = [f for f in survey("Deberta.*").findings if f.code == "PL101"]
+
+    assert "for deberta name the classes you mean, of DebertaIntermediate, " in found.message
+    assert "(?" not in found.message
+    assert "PreTrainedModel" not in found.message
+
+
+def test_one_kind_of_class_is_given_as_a_key():
+    """Guards the test above: the key is what is said elsewhere."""
+    (found,) = [f for f in survey("^Bert.*Attention$").findings if f.code == "PL101"]
+
+    assert "for bert use '^Bert(?:Cross|Self)Attention$'" in found.message

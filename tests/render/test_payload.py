@@ -47,6 +47,7 @@ def trees(draw, max_size=30):
         params_after=column(counts) if is_diff else None,
         statuses=column(st.sampled_from(STATUSES)) if is_diff else None,
         shared=draw(st.dictionaries(st.integers(0, rows - 1), st.integers(0, rows - 1))),
+        tied=draw(st.dictionaries(st.integers(0, rows - 1), st.integers(0, rows - 1))),
     )
 
 
@@ -77,8 +78,10 @@ def test_any_tree_is_read_as_it_was_written(tree):
         assert [kind - 1 for kind in columns["after"]] == list(tree.after)
         assert [numbers[place] for place in columns["params_after"]] == list(tree.params_after)
         assert [STATUSES[code] for code in columns["status"]] == list(tree.statuses)
-    shared = columns.get("shared", [0] * len(tree.names))
-    assert {row: first - 1 for row, first in enumerate(shared) if first} == dict(tree.shared)
+    for title, wanted in (("shared", tree.shared), ("tied", tree.tied)):
+        places = columns.get(title, [])
+        assert {row: first - 1 for row, first in enumerate(places) if first} == dict(wanted)
+        assert (title in columns) == bool(wanted)
 
 
 @given(trees())

@@ -111,3 +111,11 @@ def test_trace_without_tokens_shows_itself_and_says_that_it_has_none():
 def test_trace_is_not_written_where_there_is_no_folder(tmp_path):
     with pytest.raises(RoutingError, match="cannot be written"):
         recorded().save(tmp_path / "none" / "trace.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_routes_without_values_that_can_be_read_are_refused(kind):
+    routes = recorded().to_list()
+    odd = [tensor.to("meta") if kind == "meta" else tensor.to_sparse() for tensor in routes]
+    with pytest.raises(RoutingError, match=f"tensor 0 is a tensor of the kind .*{kind}"):
+        RoutingTrace.from_list(MODEL, odd)

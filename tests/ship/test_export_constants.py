@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlab.errors import ExportError
-from patchlab.ship.literals import constant, layout, quoted
+from patchlab.ship.code import layout, quoted
+from patchlab.ship.literals import constant
 
 
 class Color(enum.Enum):

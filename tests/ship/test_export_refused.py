@@ -34,9 +34,11 @@ MyMLP = make(2)
         ),
         (["lock = __import__('threading').Lock()", USES.format("lock")], "lock", "_thread.lock"),
         ([USES.format("nowhere")], "nowhere", "MyMLP uses it, and there is no such name"),
-        (["p = functools.partial(print)", USES.format("p")], "p", "it is a functools.partial"),
+        (["p = functools.partial(lambda x: x)", USES.format("p")], "p", "it is a lambda"),
+        (["p = functools.partial(len)\np.rate = 2", USES.format("p")], "p", "attribute 'rate'"),
+        (["k = nn.ReLU().forward", USES.format("k")], "k", "the method forward of an object"),
         (["exec('def g(x): return x')", USES.format("g")], "g", "its source is gone"),
-        ([USES.format("get_ipython")], "get_ipython", "which is no constant"),
+        ([USES.format("get_ipython")], "get_ipython", "method get_ipython of an object"),
         (["register = 3", USES.format("register")], "register", "needs this name for itself"),
         (
             ["def f(x):\n    return x\nf = torch.no_grad()(f)", USES.format("f")],

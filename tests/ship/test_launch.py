@@ -170,6 +170,36 @@ def test_process_ends_as_its_script_does(folder):
     assert err.splitlines()[0] == f'  File "{folder / "scripts" / "broken.py"}", line 2'
 
 
+SPAWNS = """
+import multiprocessing, os, signal, sys
+from patchlab.ship.workers import register_file
+
+def keys(word):
+    import patchlab
+    return word, __name__, list(patchlab.get_patch_mapping())
+
+if __name__ == "__main__":
+    word = sys.stdin.readline().strip()
+    with multiprocessing.get_context("spawn").Pool(1, register_file, ["patches.py"]) as pool:
+        print(pool.apply(keys, [word]), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_script_reads_standard_input_spawns_workers_and_takes_signals(folder):
+    """A worker imports the script as its main module, and does not run it again."""
+    (folder / "spawns.py").write_text(SPAWNS)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    ran = subprocess.run(
+        [sys.executable, *RUN, "-q", "spawns.py"],
+        cwd=folder, env=env, input="given\n", capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert ran.stdout == "('given', '__mp_main__', ['LlamaMLP'])\n", ran.stderr
+    assert ran.returncode == -signal.SIGTERM
+
+
 # The arguments
 
 

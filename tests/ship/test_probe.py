@@ -11,6 +11,7 @@ import transformers
 
 import patchlab
 from patchlab.errors import LaunchError, TargetError
+from patchlab.ship import probe as probe_module
 from patchlab.ship import probe_command
 from patchlab.ship.probe import probe_parallel
 from patchlab.ship.probe_command import main
@@ -55,6 +56,21 @@ def test_exported_patches_compute_and_save_on_two_ranks_what_they_do_in_one(four
     assert held["one process, reloaded"] == 1
     assert "computes what it does in one process" in probe.verdict
     assert patchlab.get_patch_mapping() == {}
+
+
+def test_model_that_does_not_run_on_tokens_is_told_before_any_rank_is_started(monkeypatch):
+    def started(*words, **options):
+        pytest.fail("no rank is needed to find out")
+
+    monkeypatch.setattr(probe_module, "run_ranks", started)
+    example = EXAMPLES / "normed_mlp.py"
+
+    with pytest.raises(TargetError, match="ViTModel of the shrunken ViTConfig does not run on tok"):
+        probe_parallel(example, "vit")
+
+    # Guards the above: one that does run comes as far as the ranks.
+    with pytest.raises(pytest.fail.Exception, match="no rank is needed"):
+        probe_parallel(example, "llama")
 
 
 def test_norm_over_what_is_split_is_found_silently_wrong(capsys):

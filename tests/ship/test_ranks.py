@@ -70,8 +70,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def launch(folder, *words):
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def launch(folder, *words, **more):
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
     ran = subprocess.run(
         words, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False
     )
@@ -106,16 +106,22 @@ def test_ranks_of_torchrun_that_differ_stop_before_the_script(folder):
     assert list(folder.glob("begun*")) == []
 
 
-def test_process_of_accelerate_launch_is_patched(folder):
+def test_every_process_of_accelerate_launch_is_patched(folder):
+    """On the CPU: `--cpu` alone starts one process, whatever `--num_processes` says."""
     status, out, err = launch(
         folder,
         str(BIN / "accelerate"),
-        *("launch", "--cpu", "--num_processes", "1", "-m"),
+        *("launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"),
         *("patchlab", "run", "--patches", "patches.py", "train.py", "-x"),
+        ACCELERATE_USE_CPU="true",
     )
 
     assert status == 0, err
-    assert out == "rank 0 built Mine, 1 digest ['-x']\n"
+    assert sorted(out.splitlines()) == [
+        "rank 0 built Mine, 1 digest ['-x']",
+        "rank 1 built Mine, 1 digest ['-x']",
+    ]
+    assert "patchlab: rank 1 of 2 · 1 registered (LlamaMLP)" in err
 
 
 RANK = """

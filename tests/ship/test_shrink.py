@@ -11,8 +11,10 @@ from patchlab.model.skeleton import model_class_of
 from patchlab.ship.probe import config_of
 from patchlab.ship.shrink import shrunken
 
-# Dense, grouped and single key heads, low-rank projections, kinds of layers, sub-models.
+# Dense, grouped and single key heads, low-rank projections, kinds of layers, sub-models, states.
 TYPES = ["llama", "gpt2", "t5", "gemma3_text", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_vl"]
+TYPES += ["qwen2_5_vl", "glm4v_moe", "mllama", "gptj", "bart", "gemma3n_text", "mamba2", "rwkv"]
+TYPES += ["jamba", "bamba", "zamba2", "falcon_h1", "recurrent_gemma"]
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -23,7 +25,7 @@ def test_model_of_a_shrunken_config_runs_and_is_small(model_type):
     tokens = torch.randint(3, 60, (2, 5))
     extra = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
     with torch.no_grad():
-        output = model(input_ids=tokens, **extra)
+        output = model(input_ids=tokens, use_cache=False, **extra)
 
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
     assert torch.isfinite(output[0]).all()
@@ -58,6 +60,40 @@ def test_kinds_are_kept():
 
     assert heads == [(4, 2), (4, 1), (4, 4)]
     assert set(shrunken(mixed, 2).layer_types) == set(mixed.layer_types)
+
+
+def test_layers_of_each_kind_are_kept_where_a_rule_or_a_list_of_places_tells_them():
+    jamba, zamba2, griffin = (
+        shrunken(config_of(kind), 2) for kind in ("jamba", "zamba2", "recurrent_gemma")
+    )
+
+    assert set(jamba.layers_block_type) == {"mamba", "attention"}
+    assert set(zamba2.layers_block_type) == {"linear_attention", "hybrid"}
+    assert zamba2.hybrid_layer_ids == [1]
+    assert griffin.num_hidden_layers == len(griffin.block_types) == 3
+
+
+def test_sizes_that_a_config_derives_follow_the_small_ones():
+    """Of another name, and told apart from those that somebody has chosen."""
+    rwkv = shrunken(config_of("rwkv"), 2)
+    chosen = shrunken(transformers.RwkvConfig(hidden_size=64, attention_hidden_size=96), 2)
+
+    assert rwkv.attention_hidden_size == rwkv.hidden_size == 32
+    assert chosen.attention_hidden_size == 96
+
+
+@pytest.mark.parametrize("head_dim", [None, 128])
+def test_sections_of_a_rotary_embedding_fill_half_a_head(head_dim):
+    """Also where they stand in the model's code and not in the config."""
+    for kind in ("qwen2_5_vl", "glm4v_moe", "qwen3_vl"):
+        whole = config_of(kind)
+        if head_dim:
+            whole.text_config.head_dim = head_dim
+        small = shrunken(whole, 2).text_config
+        rope = small.rope_parameters
+        turned = int((getattr(small, "head_dim", None) or 8) * rope.get("partial_rotary_factor", 1))
+
+        assert sum(rope["mrope_section"]) == turned // 2, kind
 
 
 def test_config_that_is_given_is_not_changed():

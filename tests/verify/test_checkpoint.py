@@ -10,13 +10,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import initialization as init
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 import patchlab
 from notebooks.replacements.fused_qkv import (
     llama_conversions,
 )
 from patchlab.errors import CheckpointError, FindingsError
+from tests.fused_families import fused
 from tests.toys import SubMLP, llama_config
 from tests.verify.loads import FUSED_LLAMA, codes, loading_info
 
@@ -313,3 +314,53 @@ def test_config_with_the_name_of_a_dtype_is_built():
     patchlab.preview(model, {"LlamaMLP": Reading})
 
     assert set(seen) == {torch.float16}
+
+
+class NarrowMLP(LlamaMLP):
+    """One of its weights has another shape, one is new."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.up_proj = nn.Linear(config.hidden_size, 48, bias=False)
+
+
+def test_class_whose_shapes_differ_is_shown_as_such(tmp_path):
+    """The row of a class never says that all is well where a load is refused."""
+    transformers.LlamaForCausalLM(llama_config()).save_pretrained(tmp_path)
+
+    report = patchlab.check_checkpoint(tmp_path, None, {"LlamaMLP": NarrowMLP})
+
+    (weights,) = report.classes
+    assert weights.state == "mismatched"
+    assert weights.mismatched == tuple(f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
+    assert not set(weights.mismatched) & {*weights.loaded, *weights.converted}
+    assert len(weights.loaded) == 4
+    (row,) = report.to_table().rows
+    assert (row.mark, row.tone, row.note) == ("✕", "error", "mismatched")
+    assert "Mismatched" in report.to_text()
+
+
+def test_class_whose_weights_went_nowhere_is_not_shown_as_loaded(tmp_path):
+    transformers.LlamaForCausalLM(llama_config()).save_pretrained(tmp_path)
+
+    report = patchlab.check_checkpoint(
+        tmp_path, None, {"LlamaAttention": fused(LlamaAttention), "LlamaMLP": SubMLP}
+    )
+
+    states = {w.original: w.state for w in report.classes}
+    assert states == {"LlamaAttention": "NOT loaded", "LlamaMLP": "loaded"}
+    marks = {row.label: (row.mark, row.tone) for row in report.to_table().rows}
+    assert marks == {"LlamaAttention": ("✕", "error"), "LlamaMLP": ("●", "match")}
+
+
+@pytest.mark.parametrize("kind", ["model", "state dict"])
+def test_weights_in_memory_are_refused_in_a_few_words(kind):
+    """Not with the value, which has thousands of lines, and with the way to a file."""
+    model = transformers.LlamaForCausalLM(llama_config())
+    given = model if kind == "model" else model.state_dict()
+
+    with pytest.raises(CheckpointError, match=r"save_pretrained\(folder\)") as refused:
+        patchlab.check_checkpoint(model, given)
+
+    assert len(str(refused.value)) < 400
+    assert type(given).__name__ in str(refused.value)

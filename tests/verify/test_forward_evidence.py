@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.models.bert.modeling_bert import BertSelfAttention, BertSelfOutput
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
 import patchlab
@@ -136,6 +136,28 @@ def test_what_looks_at_the_class_of_a_replacement_is_run_and_found():
 
     found = patchlab.preview(Strict(llama_config()), {"LlamaMLP": Anything}).findings
     assert any("what I can work with" in f.message for f in found if f.code == "PL203"), found
+
+
+def test_a_replacement_that_keeps_its_forward_is_missed_where_it_is_never_called():
+    class Wider(LlamaMLP):
+        def __init__(self, config):
+            super().__init__(config)
+
+    class Around(LlamaDecoderLayer):
+        def forward(self, hidden_states, *args, **kwargs):
+            return self.mlp.down_proj(self.mlp.up_proj(hidden_states))
+
+    class Calling(LlamaDecoderLayer):
+        def forward(self, hidden_states, *args, **kwargs):
+            return self.mlp(hidden_states)
+
+    def idle(layer):
+        mapping = {"LlamaMLP": Wider, "LlamaDecoderLayer": layer}
+        found = patchlab.preview(llama_config(), mapping).findings
+        return [f.subject for f in found if f.code == "PL205"]
+
+    assert idle(Around) == ["LlamaMLP"]
+    assert idle(Calling) == []
 
 
 def test_a_forward_that_is_changed_in_between_is_run_again(monkeypatch):

@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from transformers import monkey_patching
+from transformers import LlamaModel, monkey_patching
 from transformers.models.llama import modeling_llama
 
 import patchlab
+from patchlab.apply.construct import open_frame_count
 from patchlab.mapping.registry import OTHERS
-from tests.toys import OtherMLP, PlainMLP, SubMLP
+from tests.toys import OtherMLP, PlainMLP, SubMLP, llama_config
 
 
 @pytest.fixture
@@ -74,6 +75,23 @@ def test_open_scopes_are_counted_and_hook_the_loading():
         assert (status.open_scopes, status.hooked, status.is_clean) == (2, True, False)
         assert "2 open scopes" in status.to_text()
     assert patchlab.status().is_clean
+
+
+def test_what_a_preview_builds_is_no_open_scope():
+    """The laboratory previews in a thread of its own while the user asks for the status."""
+    seen = []
+
+    class Asking(SubMLP):
+        def __init__(self, *args, **kwargs):
+            seen.append((patchlab.status().open_scopes, open_frame_count()))
+            super().__init__(*args, **kwargs)
+
+    patchlab.preview(llama_config(), {"LlamaMLP": Asking})
+    with patchlab.patched({"LlamaMLP": Asking}):
+        LlamaModel(llama_config())
+
+    assert seen[0] == (0, 1)
+    assert seen[-1] == (1, 1)
 
 
 @pytest.mark.leaks
