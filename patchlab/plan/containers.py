@@ -158,8 +158,11 @@ def find_containers(
     for pair in observed:
         seen.setdefault(pair.outer, []).append(pair)
     wanted = None if scope is None else set(scope)
+    short = None if wanted is None else {name.rpartition(".")[2] for name in wanted}
     found: dict[str, Container] = {}
     for number, rule in matched.items():
+        if short is not None and catalog.names[number] not in short:
+            continue
         full_name = f"{catalog.python_module(number)}.{catalog.names[number]}"
         if wanted is not None and full_name not in wanted:
             continue

@@ -311,7 +311,7 @@ class Collection:
             return False
         if optional and used not in self._bound:
             before = [dict(found) for found in self._all()]
-            late = self.late_annotations
+            late, notes = self.late_annotations, len(self.notes)
             self.require(used, value, f"{by} is annotated with it")
             if self.problems == before[0]:
                 return True
@@ -320,6 +320,7 @@ class Collection:
                 found.clear()
                 found.update(kept)
             self.late_annotations = late
+            del self.notes[notes:]
             return False
         self.require(used, value, f"{by} uses it")
         return True

@@ -100,7 +100,12 @@ def export_patches(
     `register()` that registers both and returns `MAPPING`. Classes that live in a Python module are
     imported from it. It needs no patchlab where it is used: without it, `register()` registers with
     transformers, under keys that mean the same there, and patchlab's own `concatenate_by_config` is
-    written out. Constants have the values that they have now.
+    written out. Constants have the values that they have now; a list that two of them share is a
+    list of each there.
+
+    What the session has changed since its statement (an attribute, a list in a class, a default, a
+    function put into a package) is refused. Where only running it would tell, or a class fills it
+    itself, a note in the header and in `notes` says so.
 
     The same patches give the same bytes. The file is written whole or not at all; one that
     `export_patches` has written before is replaced, any other is left alone.

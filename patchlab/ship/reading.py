@@ -1,8 +1,8 @@
 """What an expression or a class body makes, told by reading it; nothing of the user's is run.
 
 Read are literals, displays, operators, comprehensions, names, attributes of Python modules and
-classes, and calls of builtins that have no effect. What else there is, is `UNKNOWN`, and so is all
-that is made of it.
+classes, and calls that have no effect: of builtins, of `math`, of `torch.finfo`. What else there
+is, is `UNKNOWN`, and so is all that is made of it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
+import math
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
+
+import torch
 
 UNKNOWN = object()
 """Stands for a value that reading does not tell."""
@@ -44,7 +47,14 @@ _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.NotIn: lambda one, other: one not in other,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-}  # Not the power, of which a huge number can come.
+}
+# These make a huge number of small ones.
+_GROWING: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+}
+_MOST = 1_000
+_LARGE = frozenset({"factorial", "comb", "perm", "pow", "ldexp", "prod"})
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type(...))
 _COLLECTIONS = (list, tuple, dict, set, frozenset, range)
 # By name, so that one that the session has bound anew is not taken for it.
@@ -151,8 +161,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return names.get(node.id, getattr(builtins, node.id, UNKNOWN))
     if isinstance(node, ast.Attribute):
         outer = _value(node.value, names)
-        # Of an object it may be a property, which is code.
-        return getattr(outer, node.attr) if isinstance(outer, ModuleType | type) else UNKNOWN
+        # Of another object it may be a property, which is code.
+        told = isinstance(outer, ModuleType | type | torch.finfo | torch.iinfo)
+        return getattr(outer, node.attr) if told else UNKNOWN
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         items = list(_items(node.elts, names))
         made = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
@@ -222,7 +233,9 @@ def _calculated(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return UNKNOWN
     if isinstance(operations[0], ast.Is | ast.IsNot) and None not in parts:
         return UNKNOWN  # Whether two equal constants are one object is the compiler's matter.
-    calculate = _OPERATIONS.get(type(operations[0]))
+    small = all(isinstance(part, int | float) and abs(part) <= _MOST for part in parts)
+    known = _OPERATIONS | _GROWING if small else _OPERATIONS
+    calculate = known.get(type(operations[0]))
     return UNKNOWN if calculate is None else calculate(*parts)
 
 
@@ -234,14 +247,14 @@ def _is_long(operation: ast.AST, parts: list[Any]) -> bool:
 
 
 def _call(node: ast.Call, names: Mapping[str, Any]) -> Any:
-    if not isinstance(node.func, ast.Name) or node.func.id not in _CALLED:
-        return UNKNOWN
-    called = _CALLED[node.func.id]
-    if names.get(node.func.id, called) is not called:
+    called = _called(node.func, names)
+    if called is UNKNOWN:
         return UNKNOWN
     arguments = list(_items(node.args, names))
     named = {word.arg: _value(word.value, names) for word in node.keywords if word.arg}
     given = [*arguments, *named.values()]
+    if called in (torch.finfo, torch.iinfo):
+        return called(*arguments) if all(type(item) is torch.dtype for item in given) else UNKNOWN
     if len(named) < len(node.keywords) or not all(map(is_plain, given)):
         return UNKNOWN
     if any(isinstance(item, _COLLECTIONS) and len(item) > _LONGEST for item in given):
@@ -249,6 +262,18 @@ def _call(node: ast.Call, names: Mapping[str, Any]) -> Any:
     made = called(*arguments, **named)
     # An iterator would be used up by who looks at it.
     return list(made) if isinstance(made, enumerate | zip | reversed) else made
+
+
+def _called(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The function or class that is called, if that has no effect and takes no time."""
+    if isinstance(node, ast.Name) and node.id in _CALLED:
+        called = _CALLED[node.id]
+        return called if names.get(node.id, called) is called else UNKNOWN
+    found = _value(node, names)
+    if found is torch.finfo or found is torch.iinfo:
+        return found
+    of_math = isinstance(found, BuiltinFunctionType) and found.__self__ is math
+    return found if of_math and found.__name__ not in _LARGE else UNKNOWN
 
 
 def _comprehension(

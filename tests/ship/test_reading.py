@@ -6,12 +6,13 @@ import ast
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlab.ship.reading import UNKNOWN, body_values, value_of
 
-NAMES = {"N": 3, "L": [1, 2], "D": {"a": 1}, "math": math}
+NAMES = {"N": 3, "L": [1, 2], "D": {"a": 1}, "math": math, "torch": torch}
 RUN = []
 
 
@@ -33,7 +34,9 @@ expressions = st.recursive(
         | st.tuples(inner, inner).map("{{'a': {0[0]}, **D, 'b': {0[1]}}}".format)
         | st.tuples(
             inner,
-            st.sampled_from(["+", "-", "*", "/", "//", "%", "==", "<", "in", "is", "and", "or"]),
+            st.sampled_from(
+                ["+", "-", "*", "/", "//", "%", "**", "<<", "==", "<", "in", "is", "and", "or"]
+            ),
             inner,
         ).map("({0[0]} {0[1]} {0[2]})".format)
         | inner.map("[{0} for i in range(3) if i % 2]".format)
@@ -63,7 +66,8 @@ def test_value_that_is_told_is_the_one_that_running_makes(text):
 @pytest.mark.parametrize(
     "text",
     ["[N, L]", "dict(a=1)", "{i: i * 2 for i in range(3)}", "1 if N > 2 else 0", "math.pi", "-N",
-     "max(L)", "D['a']", "[*L, 3]", "N in L", "not L", "float('nan') != 1"],
+     "2 ** -10", "1 << 4", "math.sqrt(2)", "max(L)",
+     "torch.finfo(torch.float16).min", "D['a']", "[*L, 3]", "N in L", "not L", "float('nan') != 1"],
 )  # fmt: skip
 def test_plain_expressions_are_told(text):
     """Guards the property above, which would hold if nothing were ever told."""
@@ -72,8 +76,9 @@ def test_plain_expressions_are_told(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["noted(1)", "[noted(1)]", "L.append(3)", "math.sqrt(2)", "f'{noted(1)}'", "nowhere", "2 ** 9",
-     "[0] * 10 ** 9", "[0] * 100_000", "'x' * 100_000 * 100_000", "1 / 0", "D['z']", "lambda: 1",
+    ["noted(1)", "[noted(1)]", "L.append(3)", "math.factorial(9)", "f'{noted(1)}'", "nowhere",
+     "[0] * 10 ** 9", "[0] * 100_000", "9 ** 9 ** 9", "1 << 10 ** 9",
+     "'x' * 100_000 * 100_000", "1 / 0", "D['z']", "lambda: 1",
      "list(range(10 ** 9))", "(noted(i) for i in L)", "range.mro()"],
 )  # fmt: skip
 def test_nothing_is_run_and_nothing_large_is_made(text):
