@@ -50,6 +50,15 @@ class Replaced:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Left:
+    """One tensor that a load has left as uninitialized memory."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+    is_constant: bool  # a buffer that no checkpoint has
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Construction:
     """One call of an original's constructor, as a model made it."""
 
@@ -81,6 +90,7 @@ class Frame:
             here.
         hollow: What is noted is left empty, and not built.
         dry: Whether it is patchlab's own look at a skeleton, and no scope that anybody opened.
+        left: By storage, tensors that a load has left as uninitialized memory.
     """
 
     mapping: PatchMapping
@@ -96,6 +106,7 @@ class Frame:
     constructions: list[Construction] | None = None
     hollow: bool = False
     dry: bool = False
+    left: dict[int, Left] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 
 from patchlab._upstream import INITIALIZE, pretrained_model_class
+from patchlab.apply.uninitialized import watch_initialization
 
 METHOD = "init_new_weights"
 
@@ -43,10 +44,14 @@ def bind_initializers(wanted: bool) -> None:
         @functools.wraps(current)
         def initialize(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
             done = getattr(module, "_is_hf_initialized", False)
-            current(self, module, *args, **kwargs)
             method = None if done else initializer_of(module)
-            if method is not None:
-                method()
+
+            def run() -> None:
+                current(self, module, *args, **kwargs)
+                if method is not None:
+                    method()
+
+            watch_initialization(self, module, run)
 
         _bound["original"] = current
         _bound["wrapper"] = initialize

@@ -15,6 +15,7 @@ from torch import nn
 
 from patchlab.apply.construct import Frame, Replaced
 from patchlab.apply.hooks import without_registered
+from patchlab.apply.uninitialized import LeftTensor, left_findings, left_in
 from patchlab.model.diff import TreeDiff, diff_trees
 from patchlab.model.skeleton import original_skeleton, without_scopes
 from patchlab.model.walk import paths
@@ -38,6 +39,7 @@ class ModelReport:
         counts: Key → number of modules replaced, 0 included.
         class_names: The names of its modules' classes, as they were before the patch.
         reference: The model, weakly; see `model`.
+        left: Tensors of the replacements that a load has left as uninitialized memory.
     """
 
     class_name: str
@@ -45,6 +47,7 @@ class ModelReport:
     counts: dict[str, int]
     class_names: frozenset[str]
     reference: weakref.ref[nn.Module]
+    left: tuple[LeftTensor, ...] = ()
 
     @property
     def model(self) -> nn.Module | None:
@@ -124,7 +127,8 @@ class PatchReport(Shown):
         # A key whose replacement was begun and failed is not dead; the error has said what it is.
         attempted = list(self._frame.attempted)
         tried = {rule.key for cls in attempted if (rule := mapping.find(cls.__name__)) is not None}
-        return ordered((*overmatches, *(f for f in dead if f.key not in tried)))
+        left = left_findings(item for model in models for item in model.left)
+        return ordered((*overmatches, *(f for f in dead if f.key not in tried), *left))
 
     @property
     def ok(self) -> bool:
@@ -241,4 +245,5 @@ def _report_of(
         counts_of(frame.mapping, replacements),
         frozenset(names),
         weakref.ref(model),
+        tuple(left_in(walked, replacements, frame)),
     )

@@ -100,6 +100,10 @@ def prepare(command: Command) -> Callable[[], None]:
 
 def _check_target(command: Command) -> None:
     if not command.is_module:
+        if command.target == "-":
+            raise LaunchError(
+                "a script is not read from standard input. Save it, and give its file."
+            )
         if not Path(command.target).exists():
             raise LaunchError(f"can't open script {command.target!r}: there is no such file.")
         return

@@ -58,7 +58,8 @@ def named_tuple_fields(value: Any) -> tuple[str, ...] | None:
         return None
     own = vars(value)
     # `typing.NamedTuple` leaves annotations.
-    made = "_field_defaults" in own and "__annotations__" not in own
+    typed = any(name.startswith("__annot") or name == "__orig_bases__" for name in own)
+    made = "_field_defaults" in own and not typed
     return own["_fields"] if made and isinstance(own.get("_fields"), tuple) else None
 
 

@@ -302,7 +302,8 @@ def _is_calculated(expression: ast.expr | None) -> bool:
 
 
 def _is_private_data(name: str, value: Any) -> bool:
-    return not name.startswith("__") and is_plain(value)
+    others = name.startswith(("__", "_torch", "_dynamo", "_hf"))
+    return not others and is_plain(value)
 
 
 def same_value(written: Any, value: Any) -> bool:

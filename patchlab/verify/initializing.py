@@ -17,25 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchlab._upstream import initialize_module, pretrained_model_class
 from patchlab.apply.initializers import initializer_of
-
-
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storages that in-place operations write to, views and all."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
-            self.storages.add(args[0].untyped_storage()._cdata)
-        return func(*args, **(kwargs or {}))
+from patchlab.apply.uninitialized import Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +68,7 @@ def find_initialized(model: nn.Module, fqns: Iterable[str]) -> Initialized:
             }
             if not tensors:
                 continue
-            writes = _Writes()
+            writes = Writes()
             try:
                 with torch.no_grad(), _unmarked(tensors.values()), writes:
                     initialize()

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -63,7 +64,10 @@ class Leak:
 
 def find_leaks() -> tuple[Leak, ...]:
     """Return everything in the loaded transformers modules that a patch has left behind."""
-    return (*_name_leaks(), *_lost_names(), *_init_leaks(), *_recorder_leaks())
+    names = tuple(_name_leaks(_loaded()))
+    if names:
+        names += tuple(_name_leaks(_superseded()))
+    return (*names, *_lost_names(), *_init_leaks(), *_recorder_leaks())
 
 
 def mend(leak: Leak) -> None:
@@ -80,8 +84,8 @@ def mend(leak: Leak) -> None:
         _mend_recorders(leak.holder)
 
 
-def _name_leaks() -> Iterator[Leak]:
-    for module_name, module in _loaded():
+def _name_leaks(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Leak]:
+    for module_name, module in modules:
         for name, value in list(vars(module).items()):
             if not (isinstance(value, type) and issubclass(value, nn.Module)):
                 continue
@@ -138,6 +142,21 @@ def _loaded() -> Iterator[tuple[str, ModuleType]]:
     for name, module in list(sys.modules.items()):
         if is_transformers_name(name) and isinstance(module, ModuleType):
             yield name, module
+
+
+def _superseded() -> Iterator[tuple[str, ModuleType]]:
+    """Find packages of transformers that others have taken the place of, and a user still holds.
+
+    The first import of a submodule runs the lazy root anew (transformers 5.24.0), so who did
+    `import transformers` before has another object than `sys.modules`, with names of its own.
+    """
+    for found in gc.get_objects():
+        # By the type and not by isinstance, which asks lazy proxies for their class.
+        if not issubclass(type(found), ModuleType):
+            continue
+        name = vars(found).get("__name__")
+        if is_transformers_name(name) and sys.modules.get(name) is not found:
+            yield name, found
 
 
 def _belongs(cls: type, module_name: str, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import py_compile
 import sys
 from pathlib import Path
 
@@ -231,6 +232,20 @@ def test_file_that_lost_the_class_since_is_told(shell, settings, written):
     Path(settings.__file__).write_text(SETTINGS.replace("Base", "Other"))
 
     assert "the file of own_settings has no Base" in refused(shell, written)
+
+
+def test_file_that_was_edited_since_it_was_imported_is_told(shell, settings, written, monkeypatch):
+    run(shell, IMPORTED, READS.format("Base.rate"))
+    file = Path(settings.__file__)
+    py_compile.compile(str(file), settings.__spec__.cached)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert export(shell, written).notes == ()
+
+    file.write_text(SETTINGS.replace("rate = 1", "rate = 25"))
+
+    assert export(shell, written).notes == (
+        "own_settings was edited after it was imported here; other processes have the new.",
+    )
 
 
 def test_classes_of_one_name_from_several_modules_are_imported_apart(

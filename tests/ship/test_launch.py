@@ -259,6 +259,7 @@ def test_commands_of_the_readme_are_understood():
         (["walk"], 2, "unknown command 'walk'; there are run, status, probe-parallel"),
         (["run", "-p", "nowhere.py", __file__], 2, "no patch file 'nowhere.py'"),
         (["run", "-p", __file__, "nowhere.py"], 2, "can't open script 'nowhere.py'"),
+        (["run", "-p", __file__, "-"], 2, "not read from standard input"),
         (["run", "-p", __file__, "-m", "no_such.module"], 2, "no module named 'no_such.module'"),
         (["run", "-p", __file__, "-m", "json.nothing"], 2, "no module named 'json.nothing'"),
         (["status", "-p", "nowhere.py"], 2, "no patch file 'nowhere.py'"),

@@ -270,3 +270,27 @@ def test_a_name_that_is_bound_to_no_class_is_a_leak(how):
         assert modeling_llama.LlamaMLP is LlamaMLP
     finally:
         modeling_llama.LlamaMLP = LlamaMLP
+
+
+def test_package_that_a_user_holds_from_before_is_mended_with_the_one_of_now():
+    """`import transformers` first and a submodule after it: there may be two lazy roots by then."""
+    program = """
+        import sys, transformers
+        import transformers.models.phi.modeling_phi as phi
+        from transformers import monkey_patching
+        import patchlab
+        own = phi.PhiModel
+        Mine = type("Mine", (own,), {"__module__": "__main__"})
+        monkey_patching.register_patch_mapping({"PhiModel": Mine})
+        try:
+            with monkey_patching.apply_patches():
+                raise RuntimeError
+        except RuntimeError:
+            pass
+        monkey_patching.clear_patch_mapping()
+        roots = transformers, sys.modules["transformers"]
+        assert all(root.PhiModel is Mine for root in roots)
+        patchlab.status().repair()
+        print(*[root.PhiModel is own for root in roots], patchlab.status().is_clean)
+    """
+    assert run(program) == ["True", "True", "True"]
