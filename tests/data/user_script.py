@@ -15,6 +15,7 @@ class Quiet(BertSelfAttention):
 
 
 mapping: dict[str, type[nn.Module]] = {"BertSelfAttention": Quiet}
+Model: type[nn.Module] = BertModel
 config = BertConfig(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=99
 )
@@ -24,7 +25,7 @@ codes: list[str] = [finding.code for finding in shown.check().findings]
 counts: dict[str, int] = shown.counts
 
 with patchlab.patched(mapping, on_finding="error") as report:
-    model = BertModel(config)
+    model = Model(config)
 settled: patchlab.PatchReport = report
 replaced: tuple[str, ...] = tuple(f for r in report.replacements for f in r.fqns)
 
@@ -39,7 +40,7 @@ layers: int = build(2)
 
 tree: patchlab.ModuleTree = patchlab.module_tree(model)
 text: str = tree.to_text()
-plain = BertModel(config)
+plain = Model(config)
 difference: patchlab.TreeDiff = patchlab.diff_trees(plain, model)
 
 swapped: patchlab.Swap = patchlab.swap(plain, mapping)
