@@ -99,6 +99,32 @@ FILES = {
                 return [Maker(kind=C if i else None) for i in range(config.n)]
         class Tester(nn.Module):
             def __init__(self, m): self.flag = isinstance(m, A)
+        class Backbone(nn.Module):
+            def __init__(self):
+                self.inner = A()
+                self.width = 4
+        class Reader(nn.Module):
+            def __init__(self):
+                backbone = Backbone()
+                self.width = backbone.width
+                self.widths = [backbone.width[0], backbone.inner.width]
+                self.depth = len(backbone.inner)
+                self.half = backbone.inner // 2
+                self.weight = nn.Parameter(torch.ones(backbone.inner))
+                self.grid = torch.zeros(backbone.inner)
+                self.keeper = Keeper(backbone.width, 1)
+                names = [f"layers.{len(backbone.inner)}"]
+                self.names = names
+                for i in range(len(names)):
+                    setattr(self.get_submodule(backbone.inner), "index", i)
+        class PartTaker(nn.Module):
+            def __init__(self):
+                self.own = Backbone()
+                self.part = self.own.inner
+                other = Backbone()
+                self.same = other.inner.to("cpu")
+                self.whole = other.eval()
+                setattr(self, "set", B())
         class ToyVision(PreTrainedModel):
             def __init__(self, config): self.x = C()
         class ToyModel(PreTrainedModel):

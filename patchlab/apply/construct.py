@@ -51,11 +51,11 @@ class Replaced:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Left:
-    """One tensor that a load has left as uninitialized memory."""
+    """One tensor that a load has not filled; see `uninitialized` for the kinds."""
 
     module: weakref.ref[nn.Module]
     name: str
-    is_constant: bool  # a buffer that no checkpoint has
+    kind: str
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -90,7 +90,7 @@ class Frame:
             here.
         hollow: What is noted is left empty, and not built.
         dry: Whether it is patchlab's own look at a skeleton, and no scope that anybody opened.
-        left: By storage, tensors that a load has left as uninitialized memory.
+        left: By storage, tensors that a load has not filled.
     """
 
     mapping: PatchMapping

@@ -22,6 +22,7 @@ from torch import nn
 from patchlab._upstream import BUILD_NAMES, modeling_utils, own_build_function
 from patchlab.apply.construct import Frame, close_frame, open_frame, open_frames
 from patchlab.apply.initializers import bind_initializers
+from patchlab.apply.telling import note_build, warn_of_build
 from patchlab.mapping.registry import (
     Change,
     clear_patch_mapping,
@@ -126,8 +127,14 @@ def _build_context() -> Iterator[None]:
     open_frame(frame, outermost=True)
     try:
         yield
+    except Exception as error:
+        close_frame(frame)
+        note_build(error, frame)
+        raise
     finally:
         close_frame(frame)
+    # A scope tells what it has replaced itself, and a sub-model's build comes through above.
+    warn_of_build(frame)
 
 
 def _built(model: nn.Module) -> None:

@@ -22,9 +22,7 @@ from typing import Any
 from torch import nn
 
 from patchlab._upstream import INITIALIZE, pretrained_model_class
-from patchlab.apply.uninitialized import watch_initialization
-
-METHOD = "init_new_weights"
+from patchlab.apply.uninitialized import METHOD, watch_initialization
 
 _bound: dict[str, Callable[..., None]] = {}
 
@@ -46,12 +44,10 @@ def bind_initializers(wanted: bool) -> None:
             done = getattr(module, "_is_hf_initialized", False)
             method = None if done else initializer_of(module)
 
-            def run() -> None:
+            def by_model() -> None:
                 current(self, module, *args, **kwargs)
-                if method is not None:
-                    method()
 
-            watch_initialization(self, module, run)
+            watch_initialization(self, module, by_model, method)
 
         _bound["original"] = current
         _bound["wrapper"] = initialize

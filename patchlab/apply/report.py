@@ -39,7 +39,7 @@ class ModelReport:
         counts: Key → number of modules replaced, 0 included.
         class_names: The names of its modules' classes, as they were before the patch.
         reference: The model, weakly; see `model`.
-        left: Tensors of the replacements that a load has left as uninitialized memory.
+        left: Tensors of the replacements that a load has not filled.
     """
 
     class_name: str

@@ -12,9 +12,8 @@ import contextvars
 import functools
 import inspect
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -26,17 +25,11 @@ from patchlab.apply.conversions import Conversions, check_conversions
 from patchlab.apply.rebind import rebound
 from patchlab.apply.report import PatchReport
 from patchlab.apply.stores import Snapshot, restore_snapshot, take_snapshot, with_change
-from patchlab.errors import (
-    ApplyError,
-    FindingWarning,
-    MappingError,
-    NothingReplacedWarning,
-    OverMatchWarning,
-)
+from patchlab.apply.telling import warn_of
+from patchlab.errors import ApplyError, MappingError
 from patchlab.mapping.registry import Change, follow, registered_mapping
 from patchlab.mapping.rules import PatchMapping
 from patchlab.plan.explain import raise_errors
-from patchlab.plan.findings import Finding
 from patchlab.plan.loaded import loaded_overmatches
 from patchlab.plan.mismatches import loaded_mismatches
 
@@ -48,16 +41,6 @@ _LOCK = threading.RLock()
 _LOCKS = (_LOCK, construct.LOCK, hooks.LOCK)
 _open: list[_Entry] = []
 _abandoned: list[tuple[_Entry, AbstractContextManager[None]]] = []
-
-_WARNINGS: dict[str, type[Warning]] = {
-    "PL101": OverMatchWarning,
-    "PL102": OverMatchWarning,
-    "PL103": OverMatchWarning,
-    "PL104": NothingReplacedWarning,
-    "PL106": OverMatchWarning,
-    "PL107": OverMatchWarning,
-    "PL108": OverMatchWarning,
-}
 
 
 class _Entry:
@@ -298,14 +281,6 @@ def check_on_finding(on_finding: object) -> None:
         raise MappingError(
             f"on_finding is {on_finding!r}; it is one of 'warn', 'error' and 'ignore'."
         )
-
-
-def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
-    """Warn once for each finding that is more than information."""
-    for finding in findings:
-        if finding.severity != "info":
-            category = _WARNINGS.get(finding.code, FindingWarning)
-            warnings.warn(str(finding), category, stacklevel=stacklevel + 1)
 
 
 def _refuse_errors(mapping: PatchMapping) -> None:

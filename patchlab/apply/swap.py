@@ -10,18 +10,21 @@ transformers alone, since it decides when they are constructed.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
 from patchlab.apply.conversions import check_conversions
-from patchlab.apply.scope import OnFinding, check_on_finding, warn_of
+from patchlab.apply.scope import OnFinding, check_on_finding
 from patchlab.apply.swap_build import Built
+from patchlab.apply.swap_optimizers import undone_findings
 from patchlab.apply.swap_prepare import Prepared, prepare
 from patchlab.apply.swap_report import SwapReport
 from patchlab.apply.swap_snapshot import Snapshot
 from patchlab.apply.swap_steps import Step, commit_steps, take_back
+from patchlab.apply.telling import warn_of
 from patchlab.errors import TargetError
 from patchlab.mapping.registry import registered_mapping
 from patchlab.mapping.rules import PatchMapping
@@ -30,20 +33,31 @@ from patchlab.model.tree import ModuleTree, module_tree
 from patchlab.plan.explain import raise_errors
 from patchlab.plan.findings import Finding
 from patchlab.plan.plan import Replacement
+from patchlab.render.rows import Table
+from patchlab.render.shown import Shown
 
 
-class Swap(AbstractContextManager["Swap"]):
+class Swap(Shown, AbstractContextManager["Swap"]):
     """A swap that was done: what it did, and the way back.
 
     As a context manager it undoes itself at the end of the block. Undoing twice does no harm.
     """
 
-    def __init__(self, model: nn.Module, report: SwapReport, steps: list[Step]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        report: SwapReport,
+        steps: list[Step],
+        built: list[Built],
+        on_finding: OnFinding,
+    ) -> None:
         self.model = model
         """The model, the very object that was given."""
         self.report = report
         """What was done, as a value."""
         self._steps = steps
+        self._built = built
+        self._tells = on_finding != "ignore"
         self._done = True
 
     @property
@@ -79,10 +93,16 @@ class Swap(AbstractContextManager["Swap"]):
     def undo(self) -> None:
         """Put the very same old modules back.
 
+        A warning tells of an optimizer that was made during the swap and holds parameters that a
+        conversion or a constructor made, in whose place the model has the old ones again.
+
         Raises:
             SwapError: Something else has been put in place of a new module since, such as by a
                 later swap; nothing is changed.
         """
+        self._undo(tells=self._tells)
+
+    def _undo(self, *, tells: bool) -> None:
         if not self._done:
             return
         for step in self._steps:
@@ -95,6 +115,9 @@ class Swap(AbstractContextManager["Swap"]):
             raise
         finally:
             self._done = False
+        if tells:
+            # Past this function and `undo` or `__exit__`.
+            warn_of(undone_findings(self.model, self._built), stacklevel=3)
 
     def __exit__(
         self,
@@ -102,7 +125,13 @@ class Swap(AbstractContextManager["Swap"]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.undo()
+        # Over an error that ends the block nothing is said.
+        self._undo(tells=self._tells and exc_type is None)
+
+    def to_table(self) -> Table:
+        """Return the rows of the report, which says in its caption if the swap was undone."""
+        table = self.report.to_table()
+        return replace(table, caption=f"{table.caption} · undone") if self.undone else table
 
     def __str__(self) -> str:
         return f"{self.report}\nundone" if self.undone else str(self.report)
@@ -124,7 +153,8 @@ def swap(
     """Replace modules in a model that is built and loaded, in place, until it is undone.
 
     The new modules hold the very tensors of the old ones where name and shape agree, so no weight
-    is copied, and optimizers, ties and `requires_grad` stay as they are. Training flag, dtype,
+    is copied, and optimizers, ties and `requires_grad` stay as they are; a parameter that is new
+    requires a gradient as its class has it, also in a model that is frozen. Training flag, dtype,
     device, hooks, offloading and the live config are carried over, and so is what was changed since
     the model was built: parts of an earlier swap, adapters, parametrizations, pruning masks. What
     could not be is a finding. Modules that are put in or taken out during the swap are so in the
@@ -188,7 +218,7 @@ def swap(
         report = _report(model, prepared, before)
         if on_finding != "ignore":
             warn_of(report.findings, stacklevel=2)
-        return Swap(model, report, steps)
+        return Swap(model, report, steps, prepared.built, on_finding)
     except BaseException:
         # An interrupt, or a warning that is an error: the caller gets no `Swap` to undo.
         take_back(steps)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from patchlab.apply.conversions import Conversions
@@ -16,7 +14,6 @@ from patchlab.apply.swap_sites import Sites
 from patchlab.apply.swap_tensors import Filled
 from patchlab.apply.tensor_names import joined, tensors_at
 from patchlab.mapping.rules import PatchMapping
-from patchlab.model.classes import subclasses_of
 from patchlab.plan.dead_keys import dead_key_findings
 from patchlab.plan.findings import Finding
 from patchlab.plan.wording import listed
@@ -94,14 +91,24 @@ def _defined_again(key: str, name: str, older: int) -> Finding:
     )
 
 
-def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> list[Finding]:
+def tensor_findings(
+    built: list[Built], filled: list[Filled], unplaced: int, told: Collection[int] = ()
+) -> list[Finding]:
     """Tell of parameters that only the constructor gave, and of tensors that nothing holds.
 
     Both at once in one class mean that the weights of the model went nowhere: an error.
+
+    Args:
+        built: The new modules.
+        filled: What became of the tensors of each.
+        unplaced: How many tensors conversions made that came to no new module.
+        told: The numbers of those of which it was told that they drop more than weights.
     """
     found = []
-    constructed, dropped = [f.constructed for f in filled], [f.dropped for f in filled]
-    for key, name, (new, gone) in _by_class(built, constructed, dropped):
+    rest = [number for number in range(len(built)) if number not in told]
+    built, filled = [built[i] for i in rest], [filled[i] for i in rest]
+    kinds = [f.constructed for f in filled], [f.dropped for f in filled], [f.awake for f in filled]
+    for key, name, (new, gone, awake) in _by_class(built, *kinds):
         new_ones, gone_ones = listed(sorted(new), _SHOWN), listed(sorted(gone), _SHOWN)
         if new and (gone or unplaced):
             message = (
@@ -109,12 +116,13 @@ def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> 
                 f"{gone_ones or 'some converted weights'} of the replaced modules "
                 f"went nowhere. The new ones hold what the constructor gives. If they are meant to "
                 f"hold the old weights, use the old names or give a weight conversion."
+                f"{_of_frozen(awake)}"
             )
             found.append(Finding("PL301", "error", key, name, message))
         elif new:
             message = (
                 f"{name} has {new_ones}, for which the model has no weights: they hold what "
-                f"the constructor gives."
+                f"the constructor gives.{_of_frozen(awake)}"
             )
             found.append(Finding("PL301", "warning", key, name, message))
         elif gone:
@@ -124,6 +132,16 @@ def tensor_findings(built: list[Built], filled: list[Filled], unplaced: int) -> 
             )
             found.append(Finding("PL301", "warning", key, name, message))
     return found
+
+
+def _of_frozen(awake: list[str]) -> str:
+    if not awake:
+        return ""
+    return (
+        f" The replaced modules are frozen; {listed(sorted(awake), _SHOWN)} "
+        f"{'requires' if len(awake) == 1 else 'require'} a gradient all the same, as the class has "
+        f"it."
+    )
 
 
 def frozen_findings(built: list[Built], filled: list[Filled]) -> list[Finding]:
@@ -233,36 +251,6 @@ def left_findings(built: list[Built], left: dict[int, list[str]]) -> list[Findin
         for key, name, (phrases,) in _by_class(built, [left.get(i, ()) for i in range(len(built))])
         if phrases
     ]
-
-
-def optimizer_findings(built: list[Built]) -> list[Finding]:
-    """Tell of optimizers that hold parameters which the model does not use any more."""
-    gone: dict[int, str] = {}
-    for item in built:
-        if item.cloned:
-            continue
-        held = {id(tensor) for _, tensor in tensors_at(item.module)}
-        for name, tensor in item.old_tensors.items():
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
-                gone[id(tensor)] = joined(item.site.fqn, name)
-    if not gone:
-        return []
-    found = []
-    # The only way to an optimizer is the garbage collector's list of all objects. `type(...) in`
-    # and not isinstance, which is eight times slower and would ask lazy proxies for their class.
-    classes = {torch.optim.Optimizer, *subclasses_of(torch.optim.Optimizer)}
-    for candidate in [found for found in gc.get_objects() if type(found) in classes]:
-        groups = getattr(candidate, "param_groups", [])
-        held_still = (gone[id(p)] for g in groups for p in g["params"] if id(p) in gone)
-        stale = list(dict.fromkeys(held_still))
-        if stale:
-            message = (
-                f"a {type(candidate).__name__} holds {listed(stale, _SHOWN)}, which the model does "
-                f"not use after the swap, and not the parameters in their place. Make the "
-                f"optimizer after the swap."
-            )
-            found.append(Finding("PL306", "warning", "", type(candidate).__name__, message))
-    return found
 
 
 def conversion_findings(model: nn.Module, conversions: Conversions) -> list[Finding]:

@@ -17,18 +17,19 @@ from patchlab.apply.construct import Frame
 from patchlab.apply.constructing import under
 from patchlab.apply.conversions import Conversions
 from patchlab.apply.swap_build import Built, build_modules
+from patchlab.apply.swap_containers import container_findings, dropped_inside
 from patchlab.apply.swap_converting import NOTHING, Converted, convert_tensors
 from patchlab.apply.swap_findings import (
     conversion_findings,
     frozen_findings,
     key_findings,
     left_findings,
-    optimizer_findings,
     part_findings,
     tensor_findings,
     tie_findings,
 )
 from patchlab.apply.swap_offload import check_supply
+from patchlab.apply.swap_optimizers import optimizer_findings
 from patchlab.apply.swap_parts import Parts, keep_parts
 from patchlab.apply.swap_sites import Sites, find_sites
 from patchlab.apply.swap_snapshot import Snapshot
@@ -118,14 +119,16 @@ def _prepare(
     )
     counts = counts_of(rules, replacements)
     unplaced = sum(len(c.unplaced) for c in converted.values())
+    dropped = dropped_inside(built, filled, rules)
     findings = [
+        *container_findings(built, dropped, sites),
         *key_findings(rules, counts, sites),
-        *tensor_findings(built, filled, unplaced),
+        *tensor_findings(built, filled, unplaced, dropped),
         *frozen_findings(built, filled),
         *tie_findings(sites.parts, built),
         *part_findings(built, parts),
         *left_findings(built, left),
-        *optimizer_findings(built),
+        *optimizer_findings(sites.parts.values(), built),
         *conversion_findings(model, conversions),
     ]
     return Prepared(sites, built, filled, converted, replacements, counts, ordered(findings))

@@ -6,7 +6,8 @@ For each tensor of a new module, in this order:
    the tensors go back to the layout of the checkpoint and forward to the new one;
 2. the very tensor (the same `Parameter` object) of the same name and shape in the old module, so
    optimizers, ties and `requires_grad` stay as they are and no byte is copied;
-3. what the constructor gives on the CPU: constants that no checkpoint has, and new parameters.
+3. what the constructor gives on the CPU: constants that no checkpoint has, and new parameters,
+   which require a gradient as their class has it, also in a model that is frozen.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Filled:
         dropped: Parameters and persistent buffers of the old module that nothing holds or was made
             from.
         mixed: Converted parameters made from frozen and from trained ones.
+        awake: Constructed parameters that require a gradient, where the old module is all frozen.
     """
 
     shared: list[str] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Filled:
     constants: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)
+    awake: list[str] = field(default_factory=list)
     copied_bytes: int = 0
 
 
@@ -147,7 +150,13 @@ def fill(
             filled.constructed.remove(joined(prefix, name))
             filled.shared.append(joined(prefix, name))
     if waiting or plain:
-        _construct_rest(built, mapping, waiting, plain, old, requires_grad)
+        _construct_rest(built, mapping, waiting, plain, old)
+        if not requires_grad:
+            filled.awake = [
+                joined(prefix, name)
+                for module, prefix, name in waiting
+                if (new_one := module._parameters.get(name)) is not None and new_one.requires_grad
+            ]
         filled.constants += [joined(prefix, name) for _, prefix, name in plain]
     held = {id(tensor) for _, tensor in tensors_at(new)}
     filled.dropped = [
@@ -164,7 +173,6 @@ def _construct_rest(
     waiting: list[tuple[nn.Module, str, str]],
     plain: list[tuple[nn.Module, str, str]],
     old: dict[str, torch.Tensor],
-    requires_grad: bool,
 ) -> None:
     """Take the tensors that nothing else gives from an instance built on the CPU."""
     assert built.recipe is not None, "a finished module has nothing on the meta device"
@@ -181,7 +189,7 @@ def _construct_rest(
         )
     taken: dict[int, nn.Parameter] = {}
     for module, prefix, name in waiting:
-        _take(module, name, cpu.get_submodule(prefix), device, requires_grad, taken)
+        _take(module, name, cpu.get_submodule(prefix), device, taken)
         _prefer_old(module, name, old.get(joined(prefix, name)))
     for module, prefix, name in plain:
         vars(module)[name] = _moved(vars(cpu.get_submodule(prefix))[name], device)
@@ -284,14 +292,14 @@ def _take(
     name: str,
     source: nn.Module,
     device: torch.device,
-    requires_grad: bool,
     taken: dict[int, nn.Parameter],
 ) -> None:
     if name in module._parameters:
         value = source._parameters[name]
         assert value is not None, "the same constructor made both"
         if id(value) not in taken:
-            wanted = value.requires_grad and requires_grad
+            # As its class has it, however the old module is: what is new is mostly to be trained.
+            wanted = value.requires_grad
             taken[id(value)] = nn.Parameter(value.detach().to(device), requires_grad=wanted)
         module._parameters[name] = taken[id(value)]
     else:

@@ -1,9 +1,9 @@
-"""What a load leaves as uninitialized memory, noted while it initializes what it did not load.
+"""What a load has not filled, noted while it initializes that.
 
 What a checkpoint lacks is made by `torch.empty` after everything else is loaded, and then the
 model's `_init_weights` runs, which knows nothing of a replacement's own tensors (transformers
-5.24.0, `_move_missing_keys_from_meta_to_device`). What is written to then is noted; the rest holds
-whatever was in memory, and transformers calls it newly initialized.
+5.24.0, `_move_missing_keys_from_meta_to_device`). What it writes to is random for the most part;
+what nothing writes to holds whatever was in memory. transformers calls both newly initialized.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from patchlab.apply.construct import Frame, Left, open_frames
 from patchlab.errors import FindingWarning
 from patchlab.mapping.registry import registered_mapping
-from patchlab.plan.findings import Finding
+from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
 from patchlab.plan.wording import listed
 
+# Kinds of tensors that a load has not filled: what nothing has written to, of which a constant can
+# be in no checkpoint, and what the model has initialized.
+UNINITIALIZED, CONSTANT, RANDOM = "uninitialized", "constant", "random"
+METHOD = "init_new_weights"
 _LOADED = "_is_hf_initialized"
 _PLAIN = (nn.Parameter, torch.Tensor, nn.Buffer)
 
@@ -45,36 +50,50 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watch_initialization(
-    model: nn.Module, module: nn.Module, initialize: Callable[[], None]
+    model: nn.Module,
+    module: nn.Module,
+    by_model: Callable[[], object],
+    by_own: Callable[[], object] | None,
 ) -> None:
-    """Initialize one module of a model, and note for the open scopes what is still left.
+    """Initialize one module of a model, and note for the open scopes what was not loaded.
 
-    Where no scope is open, and the module is of a class that is registered, a warning tells it.
+    Where no scope is open, and the module is of a class that is registered, a warning tells what is
+    left as it was.
+
+    Args:
+        model: The model that initializes.
+        module: A module of it.
+        by_model: What the model does.
+        by_own: What a replacement does for itself, None if it does nothing.
     """
     frames = [frame for frame in open_frames() if not frame.dry and frame.constructions is None]
     wanted = bool(frames) or type(module) in {rule.replacement for rule in registered_mapping()}
     waiting = _unloaded(model, module) if wanted else {}
-    if not waiting and not any(frame.left for frame in frames):
-        initialize()
-        return
-    with Writes() as writes:
-        initialize()
-    left = {
-        tensor.untyped_storage()._cdata: Left(
-            weakref.ref(module), name, name in module._non_persistent_buffers_set
-        )
-        for name, tensor in waiting.items()
-        if tensor.untyped_storage()._cdata not in writes.storages
-    }
+    written: list[set[int]] = []
+    watches = bool(waiting) or any(frame.left for frame in frames)
+    for step in (by_model, by_own):
+        with Writes() if watches else nullcontext() as writes:
+            if step is not None:
+                step()
+        written.append(writes.storages if writes is not None else set())
+    model_wrote, own_wrote = written
+    left = {}
+    for name, tensor in waiting.items():
+        storage = tensor.untyped_storage()._cdata
+        kind = CONSTANT if name in module._non_persistent_buffers_set else UNINITIALIZED
+        if storage in model_wrote and kind is UNINITIALIZED:
+            kind = RANDOM
+        if storage not in own_wrote and (kind is RANDOM or storage not in model_wrote):
+            left[storage] = Left(weakref.ref(module), name, kind)
     for frame in frames:
         # A replacement's method may write to what is left of the modules in it.
-        for storage in writes.storages:
+        for storage in own_wrote:
             frame.left.pop(storage, None)
         frame.left.update(left)
-    if left and not frames:
-        key, name = "", type(module).__name__
-        told = [LeftTensor(key, name, item.name, item.is_constant) for item in left.values()]
-        for finding in left_findings(told):
+    if not frames:
+        name = type(module).__name__
+        told = [LeftTensor("", name, item.name, item.kind) for item in left.values()]
+        for finding in left_findings(item for item in told if item.kind is not RANDOM):
             warnings.warn(str(finding), FindingWarning, stacklevel=3)
 
 
@@ -86,13 +105,13 @@ class LeftTensor:
         key: The key of the rule.
         replacement: The name of the replacement.
         name: The tensor's name in the replacement.
-        is_constant: Whether it is a buffer that no checkpoint has.
+        kind: What has become of it.
     """
 
     key: str
     replacement: str
     name: str
-    is_constant: bool
+    kind: str
 
 
 def left_in(
@@ -112,20 +131,23 @@ def left_in(
                 above = above.rpartition(".")[0]
             if above in places:
                 rule, name = places[above].rule, f"{fqn}.{left.name}".lstrip(".")
+                if left.kind is RANDOM and hasattr(rule.replacement, METHOD):
+                    continue  # It says itself what is new in it.
                 name = name.removeprefix(f"{above}.") if above else name
-                yield LeftTensor(rule.key, rule.replacement.__name__, name, left.is_constant)
+                yield LeftTensor(rule.key, rule.replacement.__name__, name, left.kind)
 
 
 def left_findings(left: Iterable[LeftTensor]) -> Iterator[Finding]:
-    """Tell of what is left: PL301 of weights, PL303 of constants."""
-    groups: dict[tuple[str, str, bool], list[str]] = {}
+    """Tell of what was not loaded: PL301 of weights, PL303 of constants."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for item in left:
-        group = groups.setdefault((item.key, item.replacement, item.is_constant), [])
+        group = groups.setdefault((item.key, item.replacement, item.kind), [])
         if item.name not in group:
             group.append(item.name)
-    for (key, replacement, is_constant), names in groups.items():
-        code = "PL303" if is_constant else "PL301"
-        yield Finding(code, "error", key, replacement, _message(replacement, names, is_constant))
+    for (key, replacement, kind), names in groups.items():
+        code = "PL303" if kind is CONSTANT else "PL301"
+        severity: Severity = "warning" if kind is RANDOM else "error"
+        yield Finding(code, severity, key, replacement, _message(replacement, names, kind))
 
 
 def _unloaded(model: nn.Module, module: nn.Module) -> dict[str, torch.Tensor]:
@@ -143,13 +165,22 @@ def _unloaded(model: nn.Module, module: nn.Module) -> dict[str, torch.Tensor]:
     return waiting if is_load else {}
 
 
-def _message(replacement: str, names: list[str], is_constant: bool) -> str:
+def _message(replacement: str, names: list[str], kind: str) -> str:
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-    what, also = "not in the checkpoint", ", or give a weight conversion"
-    if is_constant:
-        what, also = "computed in the constructor and in no checkpoint", ""
+    said = f"{listed(names)} of {replacement} {are} "
+    own = f"a method {METHOD}(self) that sets {them} with transformers.initialization"
+    if kind is RANDOM:
+        return (
+            f"{said}not in the checkpoint, and {are} newly initialized by the model, at random for "
+            f"the most part. To hold what the original holds, {replacement} needs the old names or "
+            f"a weight conversion. If {them.replace('them', 'they')} {are} new, give it {own}."
+        )
+    if kind is CONSTANT:
+        return (
+            f"{said}computed in the constructor and in no checkpoint, and nothing has initialized "
+            f"{them}: uninitialized memory after from_pretrained. Give {replacement} {own}."
+        )
     return (
-        f"{listed(names)} of {replacement} {are} {what}, and nothing has initialized {them}: "
-        f"uninitialized memory after from_pretrained. Give {replacement} a method "
-        f"init_new_weights(self) that sets {them} with transformers.initialization{also}."
+        f"{said}not in the checkpoint, and nothing has initialized {them}: uninitialized memory "
+        f"after from_pretrained. Give {replacement} {own}, or give a weight conversion."
     )

@@ -114,6 +114,10 @@ def register_patch_mapping(mapping: dict[str, type[nn.Module]], overwrite: bool 
     under its key does nothing, and a class of the same Python module and qualified name (the class
     statement of a cell that was run again) takes the place of the older one without `overwrite`.
 
+    Whether a key is the name of any class is not looked up, as that may take seconds: a misspelled
+    one is registered and replaces nothing. `patchlab.survey` judges a mapping against all of the
+    installed transformers, `patchlab.preview` against one model.
+
     Args:
         mapping: Key → replacement class, in the order in which patterns are tried.
         overwrite: Whether keys that are registered already get the new class.

@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,10 @@ def read_catalog(root: Path, *, progress: bool = False) -> dict[str, Any]:
     names: set[str] = set()
     # The second half stands for the classes, which are put together faster than files are read.
     total = len(modeling) * 2
-    bar = tqdm(total=total, desc="Reading transformers", disable=not progress, leave=False)
+    drawn = progress and _can_show(tqdm)
+    if progress and not drawn:
+        print("Reading transformers, once for this version of it …", file=sys.stderr)
+    bar = tqdm(total=total, desc="Reading transformers", disable=not drawn, leave=False)
     with _no_garbage_collection(), bar:
         for path in modeling:
             source = _read(path)
@@ -110,7 +114,16 @@ def read_catalog(root: Path, *, progress: bool = False) -> dict[str, Any]:
             )
         autos = _read_others(others, root, files, names)
         graph = ClassGraph(files, autos, lambda python_module: _load(python_module, root))
-        return _collect(graph, names, bar)
+        found = _collect(graph, names, bar)
+        # A bar that closes before its end stays, and in a notebook turns red.
+        bar.update(total - bar.n)
+        return found
+
+
+def _can_show(bar_class: type) -> bool:
+    """Tell whether a bar can be drawn: by a notebook or a terminal, and not in a file."""
+    is_widget = any(base.__module__ == "tqdm.notebook" for base in bar_class.__mro__)
+    return is_widget or sys.stderr.isatty()
 
 
 def _read_others(

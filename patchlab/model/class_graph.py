@@ -16,6 +16,11 @@ from patchlab.model.static_index import ClassFacts, FileFacts, FunctionFacts, Re
 PRETRAINED_MODEL = "transformers.modeling_utils.PreTrainedModel"
 _NO_MODULES = frozenset({"Parameter", "ParameterList", "ParameterDict", "UninitializedParameter"})
 _BUILDERS = frozenset({"from_config", "_from_config", "from_pretrained", "load_backbone"})
+# What is read of a module, a class or a dict by these names still stands for the same classes.
+_SAME = _BUILDERS | {
+    *("get", "values", "items", "pop", "copy", "append", "extend", "insert", "children"),
+    *("to", "eval", "train", "half", "float", "bfloat16", "requires_grad_", "apply", "__class__"),
+}
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class ClassGraph:
     _modules: dict[str, bool] = field(default_factory=dict)
     _lines: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _by_name: dict[str, list[str]] = field(default_factory=dict)
+    _owners: dict[tuple[str, int, str], set[str]] = field(default_factory=dict)
 
     def class_ids(self) -> list[str]:
         """Return every class of the files read so far, modules or not."""
@@ -236,7 +242,7 @@ class ClassGraph:
         found: set[str] = set()
         for auto_class, config in refs.autos:
             found |= self._auto_children(auto_class, config, place)
-        for name in refs.names:
+        for name in sorted(refs.names):
             key = (place.file.python_module, id(place.function), name)
             # A config is often made from the models' own (`encoder.config`), and is no module.
             if key in seen or "config" in name.split("."):
@@ -248,15 +254,20 @@ class ClassGraph:
     def _classes_of_name(
         self, name: str, place: Place, seen: set[tuple[str, int, str]]
     ) -> set[str]:
-        head, _, rest = name.partition(".")
-        if head == "self":
-            return self._classes_of_attribute(rest.partition(".")[0], place, seen)
+        head, *rest = name.split(".")
         function, file = place.function, place.file
+        steps = [step for step in rest if step not in _SAME]
+        if head == "self":
+            if steps[1:]:
+                return self._along(self._attribute_of(place.self_class, steps[0]), steps[1:])
+            return self._classes_of_attribute("".join(rest[:1]), place, seen)
         if function is not None and head in function.local:
-            return self._classes(function.local[head], place, seen)
+            if not steps:
+                return self._classes(function.local[head], place, seen)
+            return self._along(self._local(head, function, place), steps)
         if function is not None and head in function.parameters:
             return set()
-        if rest.rpartition(".")[2] in _BUILDERS:
+        if rest and rest[-1] in _BUILDERS:
             name = name.rpartition(".")[0]
         resolved = self.resolve(file.python_module, name)
         if resolved is not None and self.class_facts(resolved) is not None:
@@ -273,6 +284,26 @@ class ClassGraph:
         if helper is None:
             return set()
         return self._built_in(helper, Place(origin, "", helper), seen)
+
+    def _along(self, found: set[str], steps: Iterable[str]) -> set[str]:
+        """Follow attributes: `backbone.channels` is what a backbone has there, not the backbone."""
+        for step in steps:
+            found = {child for holder in found for child in self._attribute_of(holder, step)}
+        return found
+
+    def _attribute_of(self, holder: str, name: str) -> set[str]:
+        """Resolve an attribute of a class; remembered, since many names lead over the same."""
+        if (key := (holder, 0, name)) not in self._owners:
+            self._owners[key] = set()  # an attribute that leads back to itself
+            if file := self.files.get(holder.rpartition(".")[0]):
+                self._owners[key] = self._classes_of_attribute(name, Place(file, holder), set())
+        return self._owners[key]
+
+    def _local(self, name: str, function: FunctionFacts, place: Place) -> set[str]:
+        if (key := (place.self_class, id(function), name)) not in self._owners:
+            self._owners[key] = set()
+            self._owners[key] = self._classes(function.local[name], place, set())
+        return self._owners[key]
 
     def _built_in(
         self, function: FunctionFacts, place: Place, seen: set[tuple[str, int, str]]

@@ -13,8 +13,16 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Names read inside these calls are tested or logged, not constructed.
-_NOT_CONSTRUCTING = frozenset({"isinstance", "issubclass", "hasattr", "super", "ValueError"})
+# Names read inside these calls are tested, logged or counted, not constructed.
+_NOT_CONSTRUCTING = frozenset(
+    {
+        *("isinstance", "issubclass", "hasattr", "super", "ValueError"),
+        *("len", "range", "int", "float", "str", "bool", "sum", "min", "max", "abs", "round"),
+        *("nn.Parameter", "torch.nn.Parameter"),
+    }
+)
+_JOINING = (ast.Add, ast.Mult, ast.BitOr)  # of lists and dicts; what else is reckoned is a number
+_MODULE_WRAPPERS = ("torch.nn.", "torch.jit.", "torch.compile")
 _COLLECTING = frozenset({"append", "extend", "insert", "add_module", "register_module", "update"})
 # Methods that build something when a base class in another file calls them from its `__init__`.
 _BUILDER_PREFIXES = ("_make", "_build", "_create", "_get", "_init", "make_", "build_", "create_")
@@ -234,7 +242,7 @@ def refs_of(expression: ast.expr | None) -> Refs:
         node = stack.pop()
         if isinstance(node, ast.Call):
             name = dotted_name(node.func)
-            if name in _NOT_CONSTRUCTING:
+            if name in _NOT_CONSTRUCTING or _makes_tensor(name):
                 continue
             if isinstance(node.func, ast.Subscript) or name is None:
                 stack.append(node.func)
@@ -256,9 +264,15 @@ def refs_of(expression: ast.expr | None) -> Refs:
         elif isinstance(node, ast.IfExp):
             # The test chooses and constructs nothing.
             stack += [node.body, node.orelse]
-        elif not isinstance(node, (ast.Constant, ast.Compare)):
+        elif isinstance(node, ast.BinOp) and not isinstance(node.op, _JOINING):
+            continue
+        elif not isinstance(node, (ast.Constant, ast.Compare, ast.Slice)):
             stack.extend(ast.iter_child_nodes(node))
     return refs
+
+
+def _makes_tensor(name: str | None) -> bool:
+    return name is not None and name.startswith("torch.") and not name.startswith(_MODULE_WRAPPERS)
 
 
 def _read_call(node: ast.Call, name: str, refs: Refs) -> None:
@@ -367,7 +381,13 @@ def _read_statement(value: ast.expr, facts: FunctionFacts) -> None:
         facts.initializes.append(owner)
     elif name == "setattr" and len(value.args) == 3:
         literal = value.args[1].value if isinstance(value.args[1], ast.Constant) else "*"
-        facts.assigned.append((str(literal), given))
+        target = dotted_name(value.args[0]) or ""
+        if target.startswith("self."):
+            facts.assigned.append((target[5:].partition(".")[0], refs_of(value.args[2])))
+        elif target == "self":
+            facts.assigned.append((str(literal), refs_of(value.args[2])))
+        elif target:  # of a local, as `local.name = value`
+            facts.local.setdefault(target.partition(".")[0], Refs()).update(refs_of(value.args[2]))
     elif method in _COLLECTING and owner == "self":
         facts.assigned.append((str(literal), given))
     elif method in _COLLECTING and owner.startswith("self."):

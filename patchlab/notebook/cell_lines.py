@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from patchlab.apply.report import ModelReport, PatchReport
     from patchlab.apply.swap import Swap
 
+NO_RULES = (
+    "no rule is in force: the line has none, and nothing was registered when the cell began. Write "
+    "%%patched key=Class, or %patches register key=Class before."
+)
+
 
 def report_lines(report: PatchReport, namespace: Mapping[str, Any]) -> list[str]:
     """Say what a scope did: `model: 12 × BertSelfAttention → MyAttention · restored`.
@@ -27,6 +32,8 @@ def report_lines(report: PatchReport, namespace: Mapping[str, Any]) -> list[str]
     ]
     if not lines:
         lines = [f"no model was built in this cell · {restored}"]
+    if not report.counts:
+        lines.append(NO_RULES)
     return [*lines, *finding_lines(report.findings, severity=True)]
 
 
@@ -35,6 +42,8 @@ def swap_lines(name: str, swap: Swap) -> list[str]:
     said = ", ".join(replacement.summary for replacement in swap.replacements)
     undone = "undone" if swap.undone else "NOT undone"
     lines = [f"{name}: {said or 'nothing replaced'} · {undone}"]
+    if not swap.counts:
+        lines.append(NO_RULES)
     return [*lines, *finding_lines(swap.findings, severity=True)]
 
 

@@ -124,6 +124,8 @@ def parse_line(
             found.add(word)
             continue
         elif word.startswith("--"):
+            if option in flags:
+                raise UsageError(f"{option} takes no value: write {option} alone.")
             known = [*valued, *flags]
             near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."

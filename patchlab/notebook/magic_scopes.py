@@ -64,4 +64,4 @@ class SwapForCell(AbstractContextManager[Any]):
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._swap is not None:
-            self._swap.undo()
+            self._swap.__exit__(*exc_info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import time
@@ -11,9 +12,13 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from patchlab.errors import PatchlabError
+from patchlab.errors import CatalogError, PatchlabError
 from patchlab.mapping.registry import RegisteredEntry, registered_by, registered_entries
+from patchlab.mapping.rules import PatchMapping
 from patchlab.notebook.magic_line import MagicLine, parse_line, resolve_mapping, split_rule
+from patchlab.plan.dead_keys import unknown_key_findings
+from patchlab.plan.explain import finding_remarks
+from patchlab.plan.findings import Finding
 from patchlab.render.numbers import count
 from patchlab.render.rows import Column, Row, Table
 from patchlab.render.shown import Shown
@@ -21,9 +26,15 @@ from patchlab.render.shown import Shown
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Registered(Shown):
-    """What is registered, as a table: key, replacement class, by whom and when."""
+    """What is registered, as a table: key, replacement class, by whom and when.
+
+    Attributes:
+        entries: In the order in which patterns are tried.
+        findings: Keys just registered that are the name of no class (PL104).
+    """
 
     entries: tuple[RegisteredEntry, ...]
+    findings: tuple[Finding, ...] = ()
 
     def to_table(self, **options: Any) -> Table:
         """Return one row for each entry, in the order in which patterns are tried."""
@@ -47,6 +58,7 @@ class Registered(Shown):
                 for entry in self.entries
             ),
             caption=f"{count(len(self.entries), 'rule')} registered",
+            footer=finding_remarks(self.findings),
         )
 
 
@@ -93,7 +105,14 @@ def _register(
     mapping = resolve_mapping(options.rules, namespace)
     with registered_by("magic"):
         register_patch_mapping(mapping, overwrite="--overwrite" in options.flags)
-    return Registered(registered_entries())
+    return Registered(registered_entries(), _unknown(mapping))
+
+
+def _unknown(mapping: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Return what is wrong with the keys; it is registered, whether or not that can be told."""
+    with contextlib.suppress(CatalogError):
+        return unknown_key_findings(PatchMapping.of(mapping))
+    return ()
 
 
 def _unregister(

@@ -129,12 +129,21 @@ def forward_arguments(evidence: Evidence) -> Iterator[Finding]:
 
 
 def return_arity(evidence: Evidence) -> Iterator[Finding]:
-    """PL203: `forward` returns another number of values, or the patched forward fails."""
+    """PL203: `forward` returns another number of values, other shapes, or fails."""
     told = False
+    replaced = evidence.plan.fqns
     for replacement in evidence.kept:
         before = _call_at(evidence.calls_before, replacement)
         after = _call_at(evidence.calls_after, replacement)
-        if before is None or after is None or before.returned == after.returned:
+        if before is None or after is None:
+            continue
+        if before.returned == after.returned:
+            # What is around may be replaced to go with it.
+            if (
+                replacement.fqns[0].rpartition(".")[0] not in replaced
+                and not evidence.forward_failure
+            ):
+                yield from _other_shapes(replacement, before, after)
             continue
         told = True
         yield Finding(
@@ -157,6 +166,23 @@ def return_arity(evidence: Evidence) -> Iterator[Finding]:
             f"the patched model's forward fails where the unpatched one's runs: "
             f"{evidence.forward_failure}",
         )
+
+
+def _other_shapes(
+    replacement: Replacement, before: ForwardCall, after: ForwardCall
+) -> Iterator[Finding]:
+    for theirs, ours in zip(before.shapes, after.shapes, strict=True):
+        if theirs is not None and ours is not None and theirs != ours:
+            yield Finding(
+                "PL203",
+                "warning",
+                replacement.key,
+                replacement.original.__name__,
+                f"where {replacement.original.__name__}.forward returns a tensor of shape "
+                f"{theirs}, {replacement.replacement.__name__}.forward returns one of {ours}. It "
+                f"may fit by broadcasting, and gives other numbers. Return the same shape.",
+            )
+            return
 
 
 def never_called(evidence: Evidence) -> Iterator[Finding]:

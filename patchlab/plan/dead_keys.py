@@ -9,7 +9,7 @@ suggestion is a class of the target wherever one is near.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,8 @@ class _Target:
     """What a key was meant for.
 
     Attributes:
-        own: Names of its classes that can be replaced, those of its model types first.
+        own: Names of its classes that can be replaced, those of `home` first, then of `relatives`.
+        home: Names of the classes of the model type of the whole, and not of a tower in it.
         relatives: Names of the classes of its model types, in the target or not.
         catalog: Every class of the installed transformers.
         absence: How to say that it has none of some classes.
@@ -40,6 +41,7 @@ class _Target:
     """
 
     own: tuple[str, ...]
+    home: frozenset[str]
     relatives: frozenset[str]
     catalog: Catalog
     absence: str
@@ -85,6 +87,30 @@ def dead_key_findings(
     return tuple(findings)
 
 
+def unknown_key_findings(mapping: PatchMapping, *, progress: bool = True) -> tuple[Finding, ...]:
+    """Return a PL104 for each key that no class of the installed transformers has: a typo.
+
+    What can be said of a key before a model is known. The catalog is read only if there is a key
+    that fits no class that is loaded.
+
+    Args:
+        mapping: The rules.
+        progress: As for `load_catalog`.
+
+    Raises:
+        CatalogError: Such a key is there, and no transformers that could be read.
+    """
+    loaded = {cls.__name__ for cls in loaded_module_classes()}
+    rules = [rule for rule in mapping if not any(map(rule.matches, loaded))]
+    if not rules:
+        return ()
+    catalog = load_catalog(progress=progress)
+    unknown = PatchMapping(tuple(r for r in rules if not fitting_numbers(r.key, catalog)))
+    # With torch's, since most models have some: a key of theirs is no typo, and just as dead.
+    names = frozenset((*catalog.names, *_torch_class_names()))
+    return dead_key_findings(unknown, {}, names, catalog=catalog, several_models=True)
+
+
 def _shadowed_by(
     mapping: PatchMapping, class_names: Collection[str]
 ) -> dict[str, tuple[list[str], list[str]]]:
@@ -117,19 +143,29 @@ def _target_of(
 ) -> _Target:
     known = {cls.__name__ for cls in loaded_module_classes()} | {*catalog.names}
     present = (known & {*class_names}) - {*_torch_class_names()}
-    types = {catalog.model_type(c.number) for name in present for c in catalog.named(name)} - {""}
-    relatives = frozenset(
-        name for number, name in enumerate(catalog.names) if catalog.model_type(number) in types
-    )
+    numbers = [c.number for name in present for c in catalog.named(name)]
+    relatives = _names_of_types(numbers, catalog)
+    held = catalog.containment.reachable(numbers)
+    outer = (n for n in numbers if not held >> n & 1 and catalog[n].is_pretrained_model)
+    home = _names_of_types(outer, catalog)
     replaced = {*class_names} if in_place else present
     return _Target(
-        own=tuple(sorted(replaced, key=lambda name: (name not in relatives, name))),
+        own=tuple(sorted(replaced, key=lambda n: (n not in home, n not in relatives, n))),
+        home=home,
         relatives=relatives,
         catalog=catalog,
         absence=", of which no model here has a module"
         if several_models
         else "; this model has none",
         in_place=in_place,
+    )
+
+
+def _names_of_types(numbers: Iterable[int], catalog: Catalog) -> frozenset[str]:
+    """Return the names of every class of the model types that some classes are of."""
+    types = {catalog.model_type(number) for number in numbers} - {""}
+    return frozenset(
+        name for number, name in enumerate(catalog.names) if catalog.model_type(number) in types
     )
 
 
@@ -153,7 +189,7 @@ def _reason(rule: PatchRule, class_names: Collection[str], target: _Target) -> t
     elsewhere = _existing(rule, target)
     in_torch = sorted(name for name in _torch_class_names() if rule.matches(name))
     torch_here = [name for name in in_torch if name in class_names]
-    containing = _containing(key, target.own) if rule.is_exact else []
+    containing = _containing(key, target) if rule.is_exact else []
     if not target.in_place and (torch_here or (in_torch and not elsewhere and not containing)):
         named = torch_here or in_torch
         return (
@@ -232,16 +268,19 @@ def _no_module(rule: PatchRule, catalog: Catalog) -> str:
     return f"{listed(names)} {'is no module class' if len(names) == 1 else 'are no module classes'}"
 
 
-def _containing(key: str, names: Collection[str]) -> list[str]:
-    """Return the names that contain a key, those that end with it and the shortest first.
+def _containing(key: str, target: _Target) -> list[str]:
+    """Return the target's names that contain a key.
 
-    Names that contain it in another case are asked only if none has it as written.
+    Those that end with it come first, of these the model's own and not those of a tower in it, then
+    the shortest. Names that contain it in another case are asked only if none has it as written.
     """
     folded = key.casefold()
-    found = [name for name in names if key in name] or [
-        name for name in names if folded in name.casefold() and folded != name.casefold()
+    found = [name for name in target.own if key in name] or [
+        name for name in target.own if folded in name.casefold() and folded != name.casefold()
     ]
-    return sorted(found, key=lambda n: (not n.casefold().endswith(folded), len(n), n))
+    return sorted(
+        found, key=lambda n: (not n.casefold().endswith(folded), n not in target.home, len(n), n)
+    )
 
 
 def _in_another_case(key: str, names: Collection[str]) -> tuple[list[str], str] | None:

@@ -45,11 +45,13 @@ class ForwardCall:
         num_positional: Number of positional arguments.
         keywords: Names of the arguments given by keyword.
         returned: What came back: "a tensor", "2 values", or the type's name.
+        shapes: Of each value that came back, None for what is no tensor.
     """
 
     num_positional: int
     keywords: tuple[str, ...]
     returned: str
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ TITLES: dict[str, str] = {
     "PL110": "other model types",
     "PL201": "constructor does not bind",
     "PL202": "forward argument lost or renamed",
-    "PL203": "forward fails or returns another number of values",
+    "PL203": "forward fails or returns something else",
     "PL204": "base class or name that others rely on",
     "PL205": "replaced but never called",
     "PL301": "missing, unexpected or mismatched keys",

@@ -68,21 +68,13 @@ def _finding(
     ]
     folder = next(c.model_type for c in catalog.named(held[0].class_name))
     reachable = _names(catalog, catalog.model_type_classes(folder)) if folder else set(names)
-    suggestion = suggest_key(
+    first = held[0]
+    advice, key = narrower(
         rule.key,
         [name for name in reachable if rule.matches(name)],
         [container.class_name for container in held],
         catalog,
     )
-    first = held[0]
-    advice = "Use the names of the classes to replace."
-    if suggestion is not None:
-        several = are_of_several_kinds(suggestion.keeps, rule.key)
-        if several or len(suggestion.key) > 2 * READABLE:
-            named = listed(suggestion.keeps, 6)
-            advice = f"Without the containers it fits {named}: name those you mean."
-        else:
-            advice = f"To replace the inner classes only, use {suggestion.key!r}."
     others = f" So are {listed([c.class_name for c in held[1:]])}." if len(held) > 1 else ""
     return Finding(
         "PL101",
@@ -92,8 +84,34 @@ def _finding(
         f"key {rule.key!r} matches {count(len(names), 'class', 'classes')} in {python_module}: "
         f"{listed(names, 6)}. {first.class_name} is a container of {listed(first.inner)}: "
         f"replacing both drops the inner one.{others} {advice}",
-        suggestion.key if suggestion else "",
+        key,
     )
+
+
+def narrower(
+    key: str,
+    names: Iterable[str],
+    containers: Collection[str],
+    catalog: Catalog,
+    *,
+    built: Collection[str] = (),
+) -> tuple[str, str]:
+    """Return what to do about containers, as a sentence, and the narrower key, "" if there is none.
+
+    Args:
+        key: The key that matches too much.
+        names: The classes that it matches.
+        containers: Those of them that are containers.
+        catalog: The classes of the installed transformers.
+        built: Names of the classes of a model, if there is one.
+    """
+    suggestion = suggest_key(key, names, containers, catalog, built_classes=built)
+    if suggestion is None:
+        return "Use the names of the classes to replace.", ""
+    if are_of_several_kinds(suggestion.keeps, key) or len(suggestion.key) > 2 * READABLE:
+        named = listed(suggestion.keeps, 6)
+        return f"Without the containers it fits {named}: name those you mean.", suggestion.key
+    return f"To replace the inner classes only, use {suggestion.key!r}.", suggestion.key
 
 
 def _names(catalog: Catalog, numbers: Iterable[int]) -> set[str]:

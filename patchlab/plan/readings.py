@@ -181,16 +181,30 @@ def _whole_reading(
     evidence: Evidence, key: str, counts: dict[str, int], containers: list[Container]
 ) -> tuple[str, set[str]]:
     """Return the key that means the containers, and the names outside them that it means too."""
-    kind = "" if key.endswith("$") else _last_kind(key)
+    branches = _branches(key)
+    kinds = {kind for branch in branches for kind in _last_kinds(branch)}
     built = {c.class_name for c in containers if c.evidence == "built"}
     held = {name for c in containers for name in c.inner if name in counts} - built
-    if not kind or not built or not held:
+    if "" in kinds or not built or not held or all(b.endswith("$") for b in branches):
         return "", set()
-    if all(kind_of(name) != kind for name in built) or any(kind_of(n) == kind for n in held):
+    of_kind = {name for name in counts if kind_of(name) in kinds}
+    if built.isdisjoint(of_kind) or held & of_kind:
         return "", set()
-    whole = f"{key}$"
-    outside = {n for n in counts if n not in built and n not in held and kind_of(n) == kind}
-    return (whole if _is_flat(evidence, key, whole) else ""), outside
+    anchored = [branch.removesuffix("$") + "$" for branch in branches]
+    whole = "|".join(b for b in anchored if any(map(re.compile(b).search, counts)))
+    flat = bool(whole) and _is_flat(evidence, key, whole)
+    return (whole if flat else ""), of_kind - built - held
+
+
+def _branches(key: str) -> list[str]:
+    """Return the alternatives that a key puts side by side; the key, if it is not as simple."""
+    return [key] if re.search(r"[(\[\\]", key) else key.split("|")
+
+
+def _last_kinds(key: str) -> set[str]:
+    """Return the kinds of class that a key without alternatives, or but at its end, ends in."""
+    group = re.search(r"\((?:\?:)?([A-Za-z|]+)\)\$?$", key)
+    return {_last_kind(word) for word in group[1].split("|")} if group else {_last_kind(key)}
 
 
 def _is_flat(evidence: Evidence, key: str, narrower: str) -> bool:

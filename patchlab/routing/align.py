@@ -10,7 +10,7 @@ what was found and what was expected.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,15 +28,19 @@ class _Sequence:
         start: Row of its first position.
         block: The block it is in.
         real: Bool tensor `(block.length,)`, None if all positions are tokens.
+        number: Which one of the trace it is.
         used: Positions, or tokens, handed out to earlier passes over the same cache.
         by_position: Whether positions are matched, not tokens; None before the first pass.
+        end: How far its tokens went, where that is less than `used`: the rest was padding.
     """
 
     start: int
     block: TokenBlock
     real: torch.Tensor | None
+    number: int = 0
     used: int = 0
     by_position: bool | None = None
+    end: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -51,6 +55,19 @@ class _Sequence:
     def may_end_early(self) -> bool:
         """Whether it may have ended before others of its batch, and what came after is no part."""
         return self.block.prompt is not None and self.block.batch_size > 1
+
+    @property
+    def ran(self) -> int:
+        """Positions, or tokens, that a forward has run."""
+        return self.used if self.end is None else self.end
+
+    @property
+    def is_cut_in_prompt(self) -> bool:
+        """Whether it ran, and not even to the end of what it was generated from."""
+        prompt = self.block.prompt or 0
+        if self.real is not None and not self.by_position:
+            prompt = int(self.real[:prompt].sum())
+        return 0 < self.ran < prompt
 
     def rows(self) -> torch.Tensor:
         """Return the rows of its tokens, padding left out."""
@@ -83,8 +100,8 @@ class Cursor:
     next: int = 0
     _current: tuple[_Sequence, ...] = ()
     _current_past: int = 0
-    _cached: bool = False
-    _cut: tuple[str, ...] = ()
+    # Of earlier passes, those that were cut short or may have been.
+    _ended: tuple[_Sequence, ...] = ()
     _all: list[_Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,7 +119,7 @@ class Cursor:
         Raises:
             RoutingError: The tokens do not fit what is left of the trace.
         """
-        if tokens.past and self._current:
+        if tokens.past and self._current_past:
             return self._continue(tokens)
         if tokens.past:
             raise RoutingError(
@@ -117,24 +134,18 @@ class Cursor:
         """Say in phrases what of the trace was not handed out; empty when it is used up."""
         left = len(self._all) - self.next
         whole = f"{left} of {_plural(len(self._all), 'sequence')}"
-        return (*((whole,) if left else ()), *self._cut, *self._cut_short())
+        return (*((whole,) if left else ()), *self._cut_short())
 
-    def _cut_short(self) -> tuple[str, ...]:
-        """Tell of sequences that were run in steps over a cache, and not to their end.
+    def _cut_short(self) -> Iterator[str]:
+        """Tell of sequences that were not run to their end.
 
         Of those that were generated together one goes to the end, and others may end before.
         """
-        if not self._cached:
-            return ()
-        ends = [(one.used, one.num_rows) for one in self._current]
-        if any(used >= end for used, end in ends) and self._current[0].may_end_early:
-            return ()
-        first = max(0, self.next - len(ends))  # All of a flat trace is one until it runs.
-        return tuple(
-            f"sequence {first + number} after token {used} of {end}"
-            for number, (used, end) in enumerate(ends)
-            if used < end
-        )
+        ended = (*self._ended, *self._current)
+        complete = {id(one.block) for one in ended if one.may_end_early and one.ran >= one.num_rows}
+        for one in ended:
+            if one.ran < one.num_rows and (one.is_cut_in_prompt or id(one.block) not in complete):
+                yield f"sequence {one.number} after token {one.ran} of {one.num_rows}"
 
     def _taken(self, count: int, tokens: TokenPass) -> list[_Sequence]:
         left = self._all[self.next :]
@@ -148,19 +159,18 @@ class Cursor:
                 f"over, for another epoch say."
             )
         return [
-            _Sequence(sequence.start, sequence.block, sequence.real) for sequence in left[:count]
+            _Sequence(sequence.start, sequence.block, sequence.real, self.next + number)
+            for number, sequence in enumerate(left[:count])
         ]
 
-    def _after(
-        self, count: int, current: Sequence[_Sequence], past: int, *, cached: bool
-    ) -> Cursor:
+    def _after(self, count: int, current: Sequence[_Sequence], past: int) -> Cursor:
         after = copy.copy(self)
         if count:  # Not a further step of the same sequences.
-            after._cut = (*self._cut, *self._cut_short())
+            ended = [one for one in self._current if one.may_end_early or one.ran < one.num_rows]
+            after._ended = (*self._ended, *ended)
         after.next = self.next + count
         after._current = tuple(current)
         after._current_past = past
-        after._cached = cached
         return after
 
     # --- one pass over whole sequences, or the first of several ----------------------------------
@@ -176,7 +186,7 @@ class Cursor:
             parts.append(self._place_one(sequence, tokens, mask, self.next + number))
         count = len(taken) if len(taken) <= len(self._all) - self.next else 1
         rows = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-        return rows, self._after(count, taken, tokens.length, cached=tokens.cached)
+        return rows, self._after(count, taken, tokens.length)
 
     def _place_one(
         self, sequence: _Sequence, tokens: TokenPass, mask: torch.Tensor | None, number: int
@@ -184,6 +194,8 @@ class Cursor:
         length = tokens.length
         if _by_position(sequence, length, mask):
             sequence.by_position, sequence.used = True, length
+            if mask is not None and sequence.may_end_early:
+                sequence.end = int(mask.nonzero().max()) + 1 if bool(mask.any()) else 0
             rows = torch.arange(sequence.start, sequence.start + length)
             known = torch.arange(length) < sequence.block.length
             known &= True if sequence.real is None else _padded(sequence.real, length)
@@ -232,7 +244,7 @@ class Cursor:
                 if sequence.by_position
                 else sequence.rows()
             )
-            step = _Sequence(sequence.start, sequence.block, sequence.real)
+            step = _Sequence(sequence.start, sequence.block, sequence.real, sequence.number)
             step.by_position = sequence.by_position
             used = sequence.used - back
             if sequence.by_position or mask is None:
@@ -253,7 +265,7 @@ class Cursor:
             parts.append(rows)
             after.append(step)
         past = tokens.past + tokens.length
-        return torch.cat(parts), self._after(0, after, past, cached=True)
+        return torch.cat(parts), self._after(0, after, past)
 
     # --- several sequences in one row -------------------------------------------------------------
 
@@ -266,7 +278,7 @@ class Cursor:
         for number, (start, end) in enumerate(zip(tokens.starts, ends, strict=True)):
             part = TokenPass(1, end - start)
             parts.append(self._place_one(taken[number], part, None, self.next + number))
-        return torch.cat(parts), self._after(len(taken), (), 0, cached=False)
+        return torch.cat(parts), self._after(len(taken), taken, 0)
 
 
 def _padded(real: torch.Tensor, length: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ def trace_of_any(model: nn.Module, routes: Any) -> RoutingTrace:
         return trace_of_arrays(model, routes)
     if isinstance(routes, Sequence) and not isinstance(routes, str | bytes):
         return trace_of_list(model, routes)
+    if isinstance(routes, str | os.PathLike):
+        raise RoutingError(
+            f"routes are a path, {os.fspath(routes)!r}; expected a RoutingTrace. Read it with "
+            f"RoutingTrace.load({os.fspath(routes)!r})."
+        )
     raise RoutingError(
         f"routes are of type {type(routes).__name__}; expected a RoutingTrace, a list of tensors "
         f"(num_tokens, top_k), one for each router, or an array (num_tokens, layers, top_k)."

@@ -9,9 +9,10 @@ started with it: its arguments, its folder on `sys.path`, its exit status, its t
 builds with `from_pretrained` and `from_config` is patched; processes that it spawns begin with an
 empty registry, as always.
 
-Each rank says in one line what it has registered. Ranks that differ are an error: before the script
-begins, where the launcher has a store for that (torchrun and what is built on it), else when the
-script initializes its process group.
+Each rank says in one line what it has registered, and the first one which keys are the name of no
+class of transformers. Ranks that differ are an error: before the script begins, where the launcher
+has a store for that (torchrun and what is built on it), else when the script initializes its
+process group.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from patchlab.apply.hooks import hold
-from patchlab.errors import LaunchError
+from patchlab.errors import CatalogError, LaunchError
+from patchlab.mapping.registry import registered_mapping
+from patchlab.plan.dead_keys import unknown_key_findings
+from patchlab.plan.explain import finding_lines
 from patchlab.ship.patch_file import register_files, without_frames
 from patchlab.ship.ranks import (
     RankStatus,
@@ -56,7 +60,7 @@ class Command:
         target: The script, or the name of the module.
         arguments: What comes after it, as the script finds it in `sys.argv[1:]`.
         is_module: Whether `target` names a module, as after `-m`.
-        quiet: Whether the line that says what is registered is left out.
+        quiet: Whether the lines that say what is registered are left out.
     """
 
     patches: tuple[str, ...]
@@ -86,7 +90,7 @@ def prepare(command: Command) -> Callable[[], None]:
     # in dispatch dicts, too.
     hold(_HOLDER)
     if not command.quiet:
-        print(f"patchlab: {rank_status()}", file=sys.stderr, flush=True)
+        _say_what_is_registered()
     # Ranks that a launcher's store has shown to be equal need not be compared again.
     checked = check_ranks_of_agent() is not None
 
@@ -96,6 +100,18 @@ def prepare(command: Command) -> Callable[[], None]:
             _run_target(command)
 
     return start
+
+
+def _say_what_is_registered() -> None:
+    own = rank_status()
+    lines = [str(own)]
+    # Keys are the same in all ranks, or the ranks are refused; one of them says what is wrong.
+    if own.rank == 0:
+        with contextlib.suppress(CatalogError):
+            lines += finding_lines(
+                unknown_key_findings(registered_mapping(), progress=False), severity=True
+            )
+    print(*(f"patchlab: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def _check_target(command: Command) -> None:

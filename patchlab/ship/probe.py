@@ -71,10 +71,10 @@ class ParallelProbe(Shown):
         class_name: The class of the model.
         ranks: How many there were.
         tolerance: The difference that counts as none.
-        results: One for each run.
+        results: One for each run; those of the patched model are "not run" if nothing is replaced.
         counts: Key → number of modules replaced in the shrunken model.
-        findings: What the code of the replacements says about it (PL501), and errors of the
-            preview.
+        findings: What the code of the replacements says about it (PL501), keys that replace nothing
+            (PL104), and errors of the preview.
     """
 
     class_name: str
@@ -95,11 +95,15 @@ class ParallelProbe(Shown):
         return tuple(result for result in self.results if result.model == "patched")
 
     @property
+    def _is_idle(self) -> bool:
+        return bool(self.counts) and not any(self.counts.values())
+
+    @property
     def verdict(self) -> str:
         """The result in a line."""
         on = f"{self.class_name} on {self.ranks} ranks"
         bad = [result for result in self.patched if result.verdict != "same"]
-        if not bad and not any(self.counts.values()):
+        if self._is_idle or (not bad and not self.counts):
             return f"{on}: nothing is replaced in it, so nothing was probed"
         if not bad:
             return f"{on}: the patched model computes what it does in one process"
@@ -216,12 +220,19 @@ def probe_parallel(
         results = _run_tasks(tasks, folder, ranks, timeout, tolerance)
         found = folder / "findings.json"
         known = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+        counts = known.get("counts", {})
+        if counts and not any(counts.values()):
+            # What ran as the patched model was the unpatched one once more, and proves nothing.
+            results = [
+                _result_of(task, None, "not run") if task.startswith("patched-") else result
+                for task, result in zip(tasks, results, strict=True)
+            ]
         return ParallelProbe(
             small.architectures[0],
             ranks,
             tolerance,
             tuple(_with_shares(results, folder, ranks)),
-            known.get("counts", {}),
+            counts,
             ordered(Finding(**finding) for finding in known.get("findings", ())),
         )
 

@@ -41,23 +41,60 @@ def main(words: Sequence[str]) -> int:
     finally:
         log.set_verbosity(verbosity)
     print(probe.to_text())
+    if any("tp_plan=" in finding.message for finding in probe.findings):
+        print("To try a tp_plan here, give it to --tp-plan as JSON.")
     return 0 if probe.ok and any(probe.counts.values()) else 1
 
 
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m patchlab probe-parallel")
-    parser.add_argument("--patches", "-p", action="append", required=True, metavar="FILE")
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--config", metavar="FOLDER_OR_ID")
-    target.add_argument("--model-type", metavar="TYPE", help="such as llama; its default config")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--tp-plan", default="auto", metavar="PLAN", help="auto, JSON, or a file with JSON"
+    parser = argparse.ArgumentParser(
+        prog="python -m patchlab probe-parallel",
+        description="Compare one process with several ranks on a shrunken model of random weights.",
+        epilog="The exit status is 0 if the patched model computes the same in every mode, else 1.",
     )
-    parser.add_argument("--modes", default="tp,save", help="of tp, save, ep, fsdp, pp")
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for each launch")
+    parser.add_argument(
+        "--patches",
+        "-p",
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a patch file; several are registered in order",
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument(
+        "--config", metavar="FOLDER_OR_ID", help="a checkpoint folder or id; its config is read"
+    )
+    target.add_argument("--model-type", metavar="TYPE", help="such as llama; its default config")
+    parser.add_argument(
+        "--ranks", type=int, default=2, metavar="N", help="processes on the CPU (default: 2)"
+    )
+    parser.add_argument(
+        "--tp-plan",
+        default="auto",
+        metavar="PLAN",
+        help="auto for the model's own, or JSON or a file with JSON of rules to add to it",
+    )
+    parser.add_argument(
+        "--modes",
+        default="tp,save",
+        metavar="MODES",
+        help="of tp, save, ep, fsdp, pp, with commas (default: tp,save)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        metavar="X",
+        help=f"the difference of logits that counts as none (default: {TOLERANCE})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="for each launch of the ranks (default: 120)",
+    )
     parser.add_argument("--as-it-is", action="store_true", help="do not shrink the config")
     return parser
 

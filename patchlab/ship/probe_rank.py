@@ -94,7 +94,7 @@ def _write_findings(folder: Path) -> None:
         "findings": [
             asdict(finding)
             for finding in shown.findings
-            if finding.code == "PL501" or finding.severity == "error"
+            if finding.code in ("PL104", "PL501") or finding.severity == "error"
         ],
     }
     (folder / "findings.json").write_text(json.dumps(found), encoding="utf-8")
@@ -233,7 +233,11 @@ def _first_line(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     """Return the last line of the traceback that is of no library: the replacement's."""
-    libraries = (os.sep + "site-packages" + os.sep, str(Path(__file__).parent), sys.base_prefix)
+    libraries = (
+        os.sep + "site-packages" + os.sep,
+        str(Path(__file__).parent.parent),
+        sys.base_prefix,
+    )
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

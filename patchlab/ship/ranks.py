@@ -36,6 +36,7 @@ from patchlab.ship.patch_file import registered_files
 dist: Any = torch.distributed
 TIMEOUT = datetime.timedelta(seconds=300)
 _LIBRARIES = ("torch", "transformers", "builtins")
+_HEAD_START = 1.0  # seconds
 _round = 0
 
 
@@ -50,6 +51,8 @@ class RankStatus:
         process: The id of the process.
         keys: What is registered, in order.
         digest: The first 12 hexadecimal digits of the digest of what is registered.
+        classes: For each key the class, with its Python module.
+        files: The patch files that were registered, each with the start of its digest.
     """
 
     rank: int
@@ -58,11 +61,20 @@ class RankStatus:
     process: int
     keys: tuple[str, ...]
     digest: str
+    classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         number = len(self.keys)
         registered = f"{number} registered ({listed(self.keys)})" if number else "not patched"
         return f"rank {self.rank} of {self.world_size} · {registered} · {self.digest}"
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """A line for the files, and one for each key with its class."""
+        files = (f"from {', '.join(self.files)}",) if self.files else ()
+        pairs = zip(self.keys, self.classes, strict=False)
+        return (*files, *(f"{key} → {name}" for key, name in pairs))
 
 
 def rank_status() -> RankStatus:
@@ -73,8 +85,17 @@ def rank_status() -> RankStatus:
         rank, size = (
             int(os.environ.get(name) or n) for name, n in (("RANK", 0), ("WORLD_SIZE", 1))
         )
-    keys = tuple(entry.key for entry in registered_entries())
-    return RankStatus(rank, size, socket.gethostname(), os.getpid(), keys, registry_digest())
+    entries = registered_entries()
+    return RankStatus(
+        rank,
+        size,
+        socket.gethostname(),
+        os.getpid(),
+        tuple(entry.key for entry in entries),
+        registry_digest(),
+        tuple(f"{e.replacement.__module__}.{e.replacement.__qualname__}" for e in entries),
+        tuple(f"{file.path} ({file.digest[:8]})" for file in registered_files()),
+    )
 
 
 def registry_digest() -> str:
@@ -193,17 +214,39 @@ def compare_through(own: RankStatus, store: Any) -> tuple[RankStatus, ...]:
             f"they have. Start every rank with python -m patchlab run."
         ) from error
     found = [json.loads(store.get(name)) for name in names]
-    statuses = tuple(RankStatus(**(known | {"keys": tuple(known["keys"])})) for known in found)
+    statuses = tuple(_status_of(known) for known in found)
     store.add("read", 1)
     if len({status.digest for status in statuses}) > 1:
-        if own.rank == 0:
-            _wait_for_readers(store, own.world_size)
-        lines = "\n".join(f"  {status} · {status.host}" for status in statuses)
+        what = "the ranks have different patches, so they would build different models"
+        # The list once and not by every rank: a launcher shows the output of all of them together.
+        if own.rank:
+            # Launchers end all ranks as soon as one has ended, and rank 0 is to be heard.
+            time.sleep(_HEAD_START)
+            raise LaunchError(f"{what}. Rank 0 says which; this is {own} · {own.host}")
+        _wait_for_readers(store, own.world_size)
         raise LaunchError(
-            f"the ranks have different patches, so they would build different models:\n{lines}\n"
+            f"{what}:\n{_compared(statuses)}\n"
             f"Give every rank the same patch files, in the same order and version."
         )
     return statuses
+
+
+def _compared(statuses: tuple[RankStatus, ...]) -> str:
+    """Return a line for each rank, and below the first of each digest what it has in detail."""
+    lines: list[str] = []
+    told: set[str] = set()
+    for status in statuses:
+        lines.append(f"  {status} · {status.host}")
+        if status.digest not in told:
+            lines += [f"    {detail}" for detail in status.details]
+        told.add(status.digest)
+    return "\n".join(lines)
+
+
+def _status_of(known: dict[str, Any]) -> RankStatus:
+    # JSON has no tuples.
+    lists = {name: tuple(known[name]) for name in ("keys", "classes", "files")}
+    return RankStatus(**(known | lists))
 
 
 def _wait_for_readers(store: Any, number: int) -> None:

@@ -107,6 +107,13 @@ def read_checkpoint(checkpoint: str | Path) -> StoredCheckpoint:
             " What is in memory is one after model.save_pretrained(folder), or "
             "safetensors.torch.save_file(state_dict, file)."
         )
+        if isinstance(checkpoint, Mapping) and all(
+            isinstance(v, type) for v in checkpoint.values()
+        ):
+            hint = (
+                " A mapping of keys to classes comes after it: "
+                "check_checkpoint(target, folder, mapping)."
+            )
         raise CheckpointError(
             f"{what} is no checkpoint. Give a safetensors file, a folder that holds "
             f"{SINGLE} or {INDEX}, or the id of a model in the local cache.{hint * in_memory}"

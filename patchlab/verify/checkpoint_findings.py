@@ -14,8 +14,8 @@ from patchlab._upstream import (
     pretrained_model_class,
     user_conversions,
 )
-from patchlab.apply.initializers import METHOD
 from patchlab.apply.transforms import carry_forward, signature
+from patchlab.apply.uninitialized import METHOD
 from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.wording import listed
 from patchlab.verify.checkpoint_files import StoredTensor

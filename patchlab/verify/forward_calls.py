@@ -70,7 +70,7 @@ def run_forward(model: nn.Module, fqns: Collection[str]) -> ForwardRun:
 
     def after(fqn: str) -> Callable[..., None]:
         def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls.setdefault(fqn, ForwardCall(len(args), tuple(kwargs), returned(output)))
+            calls.setdefault(fqn, _call(args, kwargs, output))
             forms.setdefault(fqn, form_of(output))
             waiting.discard(fqn)
             if not waiting:
@@ -132,7 +132,7 @@ def call_again(
         finally:
             for part, was in training:
                 part.training = was
-        calls[fqn] = ForwardCall(len(args), tuple(kwargs), returned(output))
+        calls[fqn] = _call(args, kwargs, output)
         forms[fqn] = form_of(output)
         if calls[fqn].returned == seen.calls[fqn].returned and forms[fqn] != seen.forms[fqn]:
             return None
@@ -153,8 +153,14 @@ def returned(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return "a tensor"
     if type(output) in (tuple, list):
-        return f"{len(output)} value{'s' * (len(output) != 1)}"
+        return f"{len(output)} values" if len(output) != 1 else "a tuple of one value"
     return f"a {type(output).__name__}"
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ForwardCall:
+    values = output if type(output) in (tuple, list) else (output,)
+    shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else None for v in values]
+    return ForwardCall(len(args), tuple(kwargs), returned(output), tuple(shapes))
 
 
 def form_of(value: Any) -> Any:

@@ -108,7 +108,7 @@ class Preview(Shown):
     def verdict(self) -> str:
         """The result in a line."""
         number = sum(self.counts.values())
-        used = sum(decided > 0 for decided in self.counts.values())
+        used = sum(decided > 0 for decided in self.counts.values()) or len(self.mapping)
         model = self.before.root.class_name
         parts = [
             f"{count(number, 'module')} replaced by {count(used, 'rule')} in {model}",

@@ -105,9 +105,12 @@ def test_a_fused_module_loads_and_saves_back_the_original_layout(checkpoint, tmp
 
 
 def test_without_conversions_a_fused_module_does_not_find_its_weights(checkpoint):
-    """Guards the test above: it is the conversion that loads them."""
+    """Guards the test above: it is the conversion that loads them; and the scope tells of it."""
     folder, _ = checkpoint
-    with patchlab.patched({"LlamaMLP": FusedMLP}):
+    with (
+        pytest.warns(patchlab.errors.FindingWarning, match="gate_up_proj.weight of FusedMLP"),
+        patchlab.patched({"LlamaMLP": FusedMLP}),
+    ):
         _, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True
         )

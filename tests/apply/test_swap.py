@@ -106,6 +106,19 @@ def test_any_set_of_subclasses_gives_the_same_logits_and_is_undone(kinds):
 # All or nothing
 
 
+def test_swap_shows_itself_in_every_form_that_its_report_has(llama):
+    swapped = patchlab.swap(llama, {"LlamaMLP": SubMLP})
+    report = swapped.report
+
+    assert swapped.to_text() == report.to_text()
+    assert swapped.to_html(max_rows=1) == report.to_html(max_rows=1)
+    assert swapped.to_dot() == report.to_dot()
+    assert swapped.to_frame().equals(report.to_frame())
+    swapped.undo()
+    assert swapped.to_text().splitlines()[0] == f"{report.verdict} · undone"
+    assert report.to_text().splitlines()[0] == report.verdict
+
+
 @pytest.mark.parametrize(
     ("mapping", "error"),
     [

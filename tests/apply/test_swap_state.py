@@ -40,20 +40,70 @@ def test_training_flag_dtype_and_requires_grad_are_those_of_the_old_module(both,
         assert (first.training, second.training, second.down_proj.training) == (False, True, False)
 
 
-def test_new_parameter_has_the_dtype_of_the_old_module(llama):
-    class WithParameter(SubMLP):
+class Adapted(SubMLP):
+    """An adapter beside the weights, and a parameter that is not to be trained."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gain = nn.Parameter(torch.ones(config.hidden_size))
+        self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.adapter = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, inputs):
+        return self.gain * super().forward(inputs) + self.adapter(inputs)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_new_parameter_has_the_dtype_of_the_old_module_and_is_trained_as_its_class_has_it(
+    llama, frozen
+):
+    llama.bfloat16()
+    llama.requires_grad_(not frozen)
+
+    with pytest.warns(FindingWarning, match="gain") as told:
+        patchlab.swap(llama, {"LlamaMLP": Adapted})
+
+    mlp = llama.model.layers[0].mlp
+    assert {p.dtype for p in mlp.parameters()} == {torch.bfloat16}
+    trained = {name for name, p in mlp.named_parameters() if p.requires_grad}
+    new = {"gain", "adapter.weight", "adapter.bias"}
+    assert trained == new | (
+        set() if frozen else {f"{n}_proj.weight" for n in ("gate", "up", "down")}
+    )
+    said = "adapter.bias, adapter.weight and gain require a gradient all the same"
+    assert ("modules are frozen" in str(told[0].message)) is frozen
+    assert (said in str(told[0].message)) is frozen
+    assert len(told) == 1
+
+
+def test_adapter_in_a_frozen_model_can_be_trained_and_moves(llama):
+    llama.requires_grad_(False)
+    with pytest.warns(FindingWarning, match="frozen"):
+        patchlab.swap(llama, {"LlamaMLP": Adapted})
+    optimizer = torch.optim.SGD([p for p in llama.parameters() if p.requires_grad], lr=0.1)
+    before = {name: p.clone() for name, p in llama.named_parameters()}
+
+    llama(tokens(), labels=tokens()).loss.backward()
+    optimizer.step()
+
+    moved = {name for name, p in llama.named_parameters() if not torch.equal(p, before[name])}
+    mlps = [f"model.layers.{number}.mlp" for number in range(2)]
+    parts = ("gain", "adapter.weight", "adapter.bias")
+    assert moved == {f"{mlp}.{part}" for mlp in mlps for part in parts}
+
+
+def test_module_whose_new_parameters_are_frozen_by_its_class_is_not_said_to_be_trained(llama):
+    """Guards the remark about frozen modules."""
+
+    class Fixed(SubMLP):
         def __init__(self, config):
             super().__init__(config)
-            self.gain = nn.Parameter(torch.ones(2))
+            self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
 
-    llama.bfloat16()
     llama.requires_grad_(False)
-
-    with pytest.warns(FindingWarning, match="gain"):
-        patchlab.swap(llama, {"LlamaMLP": WithParameter})
-
-    assert llama.model.layers[0].mlp.gain.dtype == torch.bfloat16
-    assert not llama.model.layers[0].mlp.gain.requires_grad
+    with pytest.warns(FindingWarning, match="fixed") as told:
+        patchlab.swap(llama, {"LlamaMLP": Fixed})
+    assert "frozen" not in str(told[0].message)
 
 
 FROZEN = {

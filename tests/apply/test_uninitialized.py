@@ -65,11 +65,16 @@ def told(report):
 
 def test_what_nothing_initializes_is_an_error_of_the_report(folder):
     _, report = load(folder, {"LlamaMLP": Grown})
-    assert told(report) == [("PL301", "error", "Grown"), ("PL303", "error", "Grown")]
-    weights, constants = (f.message for f in report.findings)
+    assert told(report) == [
+        ("PL301", "error", "Grown"),
+        ("PL303", "error", "Grown"),
+        ("PL301", "warning", "Grown"),
+    ]
+    weights, constants, projection = (f.message for f in report.findings)
     assert weights.startswith("gain and gate.scale of Grown are not in the checkpoint")
     assert constants.startswith("steps of Grown is computed in the constructor")
-    assert "extra" not in weights
+    assert projection.startswith("extra.weight and extra.bias of Grown are not in the checkpoint")
+    assert "at random" in projection
     assert not report.ok
 
 

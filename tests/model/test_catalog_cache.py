@@ -207,14 +207,22 @@ def test_environment_names_the_cache_folder(monkeypatch, variables, expected):
     assert catalog_cache.cache_folder() == Path(expected)
 
 
-def test_bar_is_shown_once_and_on_standard_error_alone(package, capsys):
+def test_it_is_told_once_and_on_standard_error_alone(package, capsys):
     build_catalog(package, progress=True)
     first = capsys.readouterr()
     build_catalog(package, progress=True)
     second = capsys.readouterr()
 
-    assert "Reading transformers" in first.err
+    assert first.err == "Reading transformers, once for this version of it …\n"
     assert first.out == second.out == second.err == ""
+
+
+def test_terminal_gets_a_bar_that_reaches_its_end_and_goes(package, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    build_catalog(package, progress=True)
+    bar = capsys.readouterr().err
+    assert "Reading transformers:" in bar
+    assert not bar.rstrip(" ").endswith("]")
 
 
 def test_reading_the_catalog_imports_neither_transformers_nor_torch():

@@ -37,6 +37,17 @@ def package(tmp_path, monkeypatch) -> Path:
         ("Table", {"*": {"A"}}),
         ("Maker", {"made": {"C"}}),
         ("Tester", {}),
+        ("Reader", {"keeper": {"Keeper"}}),
+        (
+            "PartTaker",
+            {
+                "own": {"Backbone"},
+                "part": {"A"},
+                "same": {"A"},
+                "whole": {"Backbone"},
+                "set": {"B"},
+            },
+        ),
         ("ToyModel", {"tower": {"ToyVision"}}),
     ],
 )

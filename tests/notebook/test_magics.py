@@ -168,6 +168,7 @@ def test_several_rules_are_told_in_one_line(shell, capsys):
         ("(=MyAttention", "regular expression"),
         ("BertSelfAttention", "not a rule"),
         ("--nosuch", "no option"),
+        ("--diff=1", "--diff takes no value: write --diff alone"),
         ("--model nosuch BertSelfAttention=MyAttention", "no variable 'nosuch'"),
         ("--convert nosuch BertSelfAttention=MyAttention", "no variable 'nosuch'"),
         ("'BertSelfAttention=MyAttention", "not closed"),
@@ -255,6 +256,16 @@ def test_without_rules_what_is_registered_is_applied(shell, capsys):
     patchlab.clear_patch_mapping()
 
 
+@pytest.mark.parametrize("rules", [True, False])
+def test_line_without_rules_says_so_if_nothing_is_registered_either(shell, capsys, rules):
+    line = "%%patched BertSelfAttention=MyAttention" if rules else "%%patched"
+    shell.run_cell(f"{line}\n{BUILD}").raise_error()
+
+    printed = capsys.readouterr().out
+    assert ("model: nothing replaced · restored" in printed) is not rules
+    assert ("no rule is in force: the line has none" in printed) is not rules
+
+
 def test_help_names_the_context_manager_for_where_there_are_no_magics(shell, capsys):
     shell.run_cell("%%patched?").raise_error()
 
@@ -293,14 +304,19 @@ def test_swap_that_cannot_be_is_a_usage_error_and_changes_nothing(shell, capsys)
     assert "ran" not in shell.user_ns
 
 
-def test_strict_swap_with_an_error_is_undone_and_its_cell_does_not_run(shell, capsys):
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [("BertSelfOutput", "PL301"), (".*Attention", "PL101")],
+    ids=["class", "container"],
+)
+def test_strict_swap_with_an_error_is_undone_and_its_cell_does_not_run(shell, capsys, key, code):
     shell.run_cell(LOADED).raise_error()
-    line = "%%patched --strict --model model BertSelfOutput=MyAttention\n"
+    line = f"%%patched --strict --model model {key}=MyAttention\n"
 
     result = shell.run_cell(line + "ran = True")
 
     assert isinstance(result.error_in_exec, UsageError)
-    assert "the cell was not run:\nPL" in capsys.readouterr().err
+    assert f"the cell was not run:\n{code}" in capsys.readouterr().err
     assert "ran" not in shell.user_ns
     same = "all(a is b for a, b in zip(model.modules(), before, strict=True))"
     assert shell.run_cell(same).result
@@ -315,6 +331,14 @@ def test_key_that_swaps_nothing_is_told_and_not_warned_about(shell, capsys, recw
     assert "model: nothing replaced · undone" in printed
     assert "warning: PL104" in printed
     assert not [w for w in recwarn if issubclass(w.category, patchlab.errors.PatchlabWarning)]
+
+
+def test_swap_without_rules_says_so_if_nothing_is_registered_either(shell, capsys):
+    shell.run_cell(LOADED).raise_error()
+
+    shell.run_cell("%%patched --model model\nran = True").raise_error()
+
+    assert "model: nothing replaced · undone\nno rule is in force" in capsys.readouterr().out
 
 
 # What is said afterwards

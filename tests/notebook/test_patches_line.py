@@ -9,6 +9,8 @@ from IPython.core.error import UsageError
 from transformers import monkey_patching
 
 import patchlab
+from patchlab.errors import CatalogError
+from patchlab.notebook import patches_line
 
 RULE = "^BertSelfAttention$=MyAttention"
 
@@ -145,3 +147,36 @@ def test_key_that_is_taken_is_refused_in_the_words_of_the_line(shell):
     assert "%patches unregister ^BertSelfAttention$ first" in str(refused.value)
     run(shell, "%patches register ^BertSelfAttention$=MyLayerNorm --overwrite")
     assert registered() == {"^BertSelfAttention$": "MyLayerNorm"}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("BertSelfAtention", "'BertSelfAtention' replaced no module.*'BertSelfAttention'"),
+        ("'^BertSelfAtention$'", "replaced no module.*'BertSelfAttention'"),
+        ("Linear", "Linear is torch's own"),
+    ],
+)
+def test_key_that_is_the_name_of_no_class_is_told_when_it_is_registered(shell, key, said):
+    shown = run(shell, f"%patches register {key}=MyAttention BertLayer=MyLayerNorm")
+
+    assert "2 rules registered" in shown
+    assert re.search(f"PL104 .*{said}", shown)
+    assert shown.index("BertLayer") < shown.index("PL104")
+    assert shown.count("PL104 ") == 1
+    # Told when it is registered, and not whenever the table is looked at.
+    assert "PL104" not in run(shell, "%patches")
+
+
+def test_key_of_a_class_that_is_not_loaded_is_no_typo(shell):
+    shown = run(shell, "%patches register ZambaAttention=MyAttention 'Zamba.*MLP$'=MyLayerNorm")
+
+    assert "PL104" not in shown
+
+
+def test_transformers_that_cannot_be_read_keeps_nothing_from_being_registered(shell, monkeypatch):
+    def unreadable(*args, **options):
+        raise CatalogError("no source")
+
+    monkeypatch.setattr(patches_line, "unknown_key_findings", unreadable)
+    assert "1 rule registered" in run(shell, "%patches register NoSuch=MyAttention")

@@ -175,3 +175,32 @@ def test_every_pair_seen_in_a_tree_is_known_to_the_source(catalog, config):
 
     assert pairs
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("reader", "read"),
+    [
+        ("MimiDecoder", "MimiEncoder"),  # an index is set on each convolution of the encoder
+        ("PocketTTSAudioTokenizerConv1d", "PocketTTSAudioTokenizerEncoder"),
+        ("Mask2FormerPixelDecoder", "SwinEncoder"),  # the decoder is given the encoder's channels
+        ("OneFormerPixelDecoder", "SwinEncoder"),
+        ("DetrFrozenBatchNorm2d", "ResNetBackbone"),  # a norm copies another's weight
+        ("DFineFrozenBatchNorm2d", "HGNetV2Backbone"),
+        ("UperNetHead", "ResNetBackbone"),
+        ("MaskFormerTransformerModule", "MaskFormerPixelLevelModule"),
+        ("ClapAudioStage", "ClapAudioPatchEmbed"),
+    ],
+)
+def test_class_holds_no_module_of_which_it_reads_a_number(reader, read, catalog):
+    mapping = PatchMapping.of({f"^({reader}|{read})$": Replacement})
+
+    assert {catalog.names[n] for n in matched_numbers(mapping, catalog)} == {reader, read}
+    assert reader not in [c.class_name for c in find_containers(mapping, catalog)]
+
+
+def test_part_that_is_taken_out_of_a_model_is_held_and_the_model_is_not(catalog):
+    mapping = PatchMapping.of({"^XcodecModel$|^Dac(Model|Encoder|Decoder)$": Replacement})
+
+    inner = {c.class_name: c.inner for c in find_containers(mapping, catalog)}
+
+    assert inner["XcodecModel"] == ("DacDecoder", "DacEncoder")

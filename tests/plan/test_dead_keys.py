@@ -8,7 +8,7 @@ import sys
 import pytest
 import transformers
 from torch import nn
-from transformers import LlamaModel, WhisperConfig
+from transformers import GroundingDinoConfig, LlamaModel, WhisperConfig
 
 import patchlab
 from patchlab.mapping.rules import PatchMapping
@@ -17,6 +17,7 @@ from patchlab.plan.dead_keys import dead_key_findings
 from tests.toys import SubMLP, bert_config, llama_config
 
 WHISPER = WhisperConfig(encoder_layers=1, decoder_layers=1)
+GROUNDING_DINO = GroundingDinoConfig(encoder_layers=1, decoder_layers=1)
 
 
 class Mine(nn.Module):
@@ -89,6 +90,14 @@ def test_a_part_of_a_name_gives_the_models_own_class_and_says_how_to_search(
     assert search in found.message
     counts = patchlab.preview(config, {suggestion: Mine}).counts
     assert counts[suggestion] > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [("Encoder", "GroundingDinoEncoder"), ("SelfAttention", "BertSelfAttention")],
+)
+def test_a_part_of_a_name_gives_a_class_of_the_model_before_one_of_a_tower_in_it(key, suggestion):
+    assert dead(GROUNDING_DINO, key).suggestion == suggestion
 
 
 def test_a_part_of_names_of_other_models_alone_suggests_none_of_them():

@@ -44,6 +44,7 @@ CONVBERT = transformers.ConvBertConfig(num_hidden_layers=1)
 DINO = transformers.DINOv3ViTConfig(num_hidden_layers=1)
 COHERE = transformers.CohereConfig(num_hidden_layers=1)
 SPEECHT5 = transformers.SpeechT5Config(encoder_layers=1, decoder_layers=1)
+MIMI = transformers.MimiConfig(num_hidden_layers=1)
 TRAPS = [
     (DEBERTA, "Deberta.*"),
     (WAV2VEC2, ".*Encoder"),
@@ -58,6 +59,8 @@ TRAPS = [
     (DINO, ".*Layer"),
     (COHERE, "Cohere.*"),
     (SPEECHT5, ".*Encoder"),
+    (MIMI, "Mimi.*Layer|Mimi.*Transformer"),
+    (MIMI, "Mimi.*(Layer|Transformer)"),
 ]
 by_trap = pytest.mark.parametrize(
     ("config", "key"), TRAPS, ids=[f"{type(c).__name__}-{k}" for c, k in TRAPS]
@@ -113,6 +116,18 @@ def test_a_key_in_the_text_is_one_that_can_be_read_and_registered(config, key):
             ".*Layer",
             "Use '^DINOv3ViTLayerScale$' for the inner modules, or '.*Layer$' for the outer ones.",
         ),
+        (
+            MIMI,
+            "Mimi.*Layer|Mimi.*Transformer",
+            "Use '^MimiLayerScale$' for the inner modules, or 'Mimi.*Layer$' for the outer ones.",
+        ),
+        (
+            MIMI,
+            "Mimi.*(Layer|Transformer)",
+            "Use '^MimiLayerScale$' for the inner modules, or 'Mimi.*(Layer|Transformer)$' for the "
+            "outer ones.",
+        ),
+        (MIMI, "Mimi.*Layer$|Mimi.*Transformer", "Use '^MimiTransformerLayer$'."),
         (MOSHI, "Moshi.*(MLP|Linear)", "Use '^Moshi(?:GatingMLP|Linear)$'."),
         (CONVBERT, ".*Layer", "Use '^ConvBertLayer$'."),
         (

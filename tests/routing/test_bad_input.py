@@ -1,5 +1,7 @@
 """Whatever is handed in where a model, a trace or an engine's array belongs is refused by name."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,19 @@ def test_what_is_no_trace_is_neither_compared_nor_shown(value):
         recorded().agreement(value)
     with pytest.raises(RoutingError, match="shows a RoutingTrace"):
         RoutingWidget(value)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_path_in_place_of_a_trace_is_told_how_to_be_read(kind, tmp_path):
+    path = tmp_path / "routes.safetensors"
+    recorded().save(path)
+    with (
+        pytest.raises(RoutingError, match=r"RoutingTrace\.load\('.*routes\.safetensors'\)"),
+        replay_routing(MODEL, kind(path)),
+    ):
+        pass
+    with replay_routing(MODEL, RoutingTrace.load(kind(path))), torch.no_grad():
+        MODEL(IDS)
 
 
 @pytest.mark.parametrize("ids", ["text", ..., [[1], [2, 3]]], ids=repr)

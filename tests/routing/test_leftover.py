@@ -102,6 +102,74 @@ def test_generation_that_went_on_to_its_end_says_nothing():
         MODEL.generate(IDS, max_new_tokens=2, min_new_tokens=2, do_sample=False)
 
 
+@pytest.fixture(scope="module")
+def generated():
+    """Three sequences of 8 + 3 tokens that were generated together, and their trace."""
+    with torch.no_grad(), record_routing(MODEL) as trace:
+        sequences = MODEL.generate(IDS, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    return sequences, trace
+
+
+@pytest.mark.parametrize("length", [1, 5, 10])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_generation_of_which_no_sequence_was_run_to_its_end_is_told_of(
+    generated, length, use_cache
+):
+    sequences, trace = generated
+    with warned(rf"not used: sequence 0 after token {length} of 11, sequence 1 after", trace):
+        MODEL(sequences[:, :length], use_cache=use_cache)
+    refused = pytest.raises(RoutingError, match=rf"sequence 2 after token {length} of 11\. ")
+    with refused, torch.no_grad(), replay_routing(MODEL, trace, strict=True):
+        MODEL(sequences[:, :length], use_cache=use_cache)
+
+
+def test_padding_of_a_generation_does_not_count_as_run(generated):
+    sequences, trace = generated
+    mask = torch.ones_like(sequences)
+    mask[:, 9:] = 0
+    with warned("after token 9 of 11", trace):
+        MODEL(sequences, attention_mask=mask)
+
+
+def test_sequence_that_stops_within_its_prompt_is_told_of_though_others_went_on(generated):
+    sequences, trace = generated
+    with warned(r"not used: sequence 1 after token 5 of 11\. ", trace):
+        MODEL(sequences[:1, :11])
+        MODEL(sequences[1:2, :5])
+        MODEL(sequences[2:, :9])
+
+
+@pytest.mark.parametrize("order", [(11, 9, 8), (9, 11, 11), (8, 8, 11), (12, 12, 12)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_generation_of_which_one_sequence_went_to_its_end_says_nothing(generated, order, packed):
+    """Guards against false alarms: shorter ones may have ended before, in whatever forward."""
+    sequences, trace = generated
+    parts = [row[:length] for row, length in zip(sequences, order, strict=True)]
+    with torch.no_grad(), replay_routing(MODEL, trace):
+        if packed:
+            positions = torch.cat([torch.arange(len(part)) for part in parts])
+            MODEL(torch.cat(parts)[None], position_ids=positions[None])
+        else:
+            for part in parts:
+                MODEL(part[None])
+
+
+def test_prefixes_that_are_run_anew_say_nothing_where_they_were_recorded_so():
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "use_cache": False}
+    with torch.no_grad(), record_routing(MODEL) as trace:
+        MODEL.generate(IDS, **options)
+    with torch.no_grad(), replay_routing(MODEL, trace, strict=True):
+        MODEL.generate(IDS, **options)
+
+
+def test_routes_of_what_is_padding_now_are_not_left_over(trace):
+    """The trace was recorded without a mask."""
+    mask = torch.ones_like(IDS)
+    mask[:, 6:] = 0
+    with torch.no_grad(), replay_routing(MODEL, trace, strict=True):
+        MODEL(IDS, attention_mask=mask)
+
+
 def test_rows_without_sequences_are_used_up_by_one_batch(trace):
     run(trace.to_list(), IDS, strict=True)
     with warned(r"not used: sequence 0 after token 6 of 24\. ", trace.to_list()):

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import patchlab
 from patchlab.errors import LaunchError
+from patchlab.ship import launch
 from patchlab.ship.command_line import main
 from patchlab.ship.launch import Command, parse
 from patchlab.ship.probe_command import arguments
@@ -265,7 +268,9 @@ def test_commands_of_the_readme_are_understood():
         (["status", "-p", "nowhere.py"], 2, "no patch file 'nowhere.py'"),
         (["probe-parallel", "-p", "x", "--model-type", "nothing"], 2, "no model type 'nothing'"),
         (["--help"], 0, "usage: python -m patchlab run"),
-        (["run", "--help"], 0, "usage: python -m patchlab run"),
+        (["run", "--help"], 0, "--quiet, -q"),
+        (["status", "-h"], 0, "Show what the patch files register"),
+        (["probe-parallel", "--help"], 0, "--as-it-is"),
     ],
 )
 def test_what_the_user_has_to_mend_is_said_in_a_line(capsys, words, status, says):
@@ -273,3 +278,58 @@ def test_what_the_user_has_to_mend_is_said_in_a_line(capsys, words, status, says
     shown = capsys.readouterr()
     assert says in shown.out + shown.err
     assert "Traceback" not in shown.err
+
+
+def test_help_of_the_probe_says_something_of_each_of_its_options(capsys):
+    assert main(["probe-parallel", "--help"]) == 0
+
+    shown = capsys.readouterr().out
+    options = [action for action in arguments()._actions if action.option_strings]
+    assert len(options) == 10
+    assert all(action.option_strings[0] in shown and action.help for action in options)
+
+
+class Misspelled(nn.Module):
+    pass
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_key_that_is_the_name_of_no_class_is_told_by_the_first_rank(
+    monkeypatch, capsys, rank, told
+):
+    monkeypatch.setenv("RANK", str(rank))
+    patchlab.register_patch_mapping(
+        {"LlamaMPL": Misspelled, "LlamaMLP": Misspelled, "Zamba.*MLP$": Misspelled}
+    )
+    try:
+        launch._say_what_is_registered()
+    finally:
+        patchlab.clear_patch_mapping()
+
+    err = capsys.readouterr().err
+    assert err.count("3 registered") == 1
+    assert err.count("PL104 ") == told
+    assert err.count("warning: PL104 key that replaces nothing: key 'LlamaMPL'") == told
+    assert err.count("Did you mean 'LlamaMLP'?") == told
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_misspelled_key_is_told_before_the_script_unless_it_is_to_be_quiet(tmp_path, options):
+    text = PATCHES.replace("LlamaMLP", "LlamaMPL")
+    assert "MPL" in text
+    (tmp_path / "patches.py").write_text(text)
+    (tmp_path / "train.py").write_text("import sys; print('begun', file=sys.stderr)")
+    words = [sys.executable, "-m", "patchlab", "run", *options, "-p", "patches.py", "train.py"]
+
+    ran = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+
+    before, _, after = ran.stderr.partition("begun")
+    assert ("PL104" in before, "PL104" in after) == (not options, False)

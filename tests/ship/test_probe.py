@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import transformers
 
 import patchlab
 from patchlab.errors import LaunchError, TargetError
+from patchlab.plan.findings import Finding
 from patchlab.ship import probe as probe_module
 from patchlab.ship import probe_command
 from patchlab.ship.probe import probe_parallel
@@ -101,6 +103,30 @@ def test_count_of_heads_is_named_and_not_only_a_shape():
     (finding,) = (finding for finding in probe.findings if finding.code == "PL501")
     assert "self.config.num_attention_heads" in finding.message
     assert "-1" in finding.message
+
+
+def test_misspelled_key_is_told_and_nothing_is_said_to_be_the_same(tmp_path, capsys):
+    path = tmp_path / "patches.py"
+    path.write_text((EXAMPLES / "normed_mlp.py").read_text().replace('"LlamaMLP"', '"LlamaMPL"'))
+    assert "LlamaMPL" in path.read_text()
+
+    status = main(["-p", str(path), "--model-type", "llama", "--modes", "tp"])
+
+    shown = capsys.readouterr().out
+    assert status == 1
+    assert "nothing is replaced in it, so nothing was probed" in shown
+    rows = [line for line in shown.splitlines() if " patched " in line]
+    assert [line.split()[-2:] for line in rows] == [["not", "run"]] * 2
+    assert re.search("PL104 .*'LlamaMPL' replaced no module.*Did you mean 'LlamaMLP'", shown)
+
+
+def test_plan_of_a_finding_is_said_to_be_an_option_here(monkeypatch, capsys):
+    found = [Finding("PL501", "info", "a", "b", "Pass DistributedConfig(tp_plan={'x': 'y'}).")]
+    for findings, told in ((found, 1), ([], 0)):
+        probe = probe_module.ParallelProbe("Model", 2, 1e-5, (), {"a": 1}, tuple(findings))
+        monkeypatch.setattr(probe_command, "probe_parallel", lambda *_, p=probe, **__: p)
+        main(["-p", "x.py", "--model-type", "llama"])
+        assert capsys.readouterr().out.count("give it to --tp-plan as JSON") == told
 
 
 # What is refused before anything is started

@@ -102,7 +102,9 @@ def test_ranks_of_torchrun_that_differ_stop_before_the_script(folder):
 
     assert (status, out) == (1, "")
     assert "the ranks have different patches" in err
-    assert "  rank 1 of 2 · 1 registered (^LlamaMLP$)" in err
+    assert err.count("  rank 1 of 2 · 1 registered (^LlamaMLP$)") == 1
+    assert "    ^LlamaMLP$ → different.Mine" in err
+    assert f"    from {folder / 'different.py'} (" in err
     assert list(folder.glob("begun*")) == []
 
 
@@ -200,7 +202,37 @@ def test_one_rank_that_differs_is_an_error_in_every_rank():
     results = exchanged(statuses("a", "b", "a"))
 
     assert all(isinstance(result, LaunchError) for result in results)
-    assert all("rank 1 of 3 · 1 registered (A) · b · host" in str(result) for result in results)
+    for number, digest in enumerate("aba"):
+        own = f"rank {number} of 3 · 1 registered (A) · {digest} · host"
+        # Rank 0 has the list, and each of the others its own line only.
+        assert [own in str(result) for result in results] == [r in (0, number) for r in range(3)]
+
+
+def test_what_differs_is_named_once_for_each_digest():
+    given = statuses("a", "b", "a")
+    files = {"a": ("/x/one.py (12345678)",), "b": ("/x/two.py (9abcdef0)",)}
+    given = [replace(s, classes=(f"mine.{s.digest}",), files=files[s.digest]) for s in given]
+
+    message = str(exchanged(given)[0])
+
+    assert message.count("from /x/one.py (12345678)") == message.count("A → mine.a") == 1
+    assert message.count("from /x/two.py (9abcdef0)") == message.count("A → mine.b") == 1
+    assert message.index("rank 0") < message.index("mine.a") < message.index("rank 1")
+    assert message.index("rank 1") < message.index("mine.b") < message.index("rank 2")
+
+
+def test_status_names_the_class_of_each_key():
+    patchlab.register_patch_mapping({"LlamaMLP": One, "^BertLayer$": Two})
+    try:
+        status = rank_status()
+    finally:
+        patchlab.clear_patch_mapping()
+
+    assert status.details[-2:] == (
+        f"LlamaMLP → {__name__}.One",
+        f"^BertLayer$ → {__name__}.Two",
+    )
+    assert str(status).count("One") == 0
 
 
 def test_rank_that_never_comes_is_an_error(monkeypatch):

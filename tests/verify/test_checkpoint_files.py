@@ -188,6 +188,11 @@ def test_what_is_no_path_is_refused(checkpoint):
         read_checkpoint(checkpoint)
 
 
+def test_mapping_in_the_place_of_a_checkpoint_is_told_where_it_belongs():
+    with pytest.raises(CheckpointError, match=r"check_checkpoint\(target, folder, mapping\)"):
+        read_checkpoint({"LlamaMLP": dict})
+
+
 def test_model_in_the_cache_is_read_through_its_links(tmp_path, monkeypatch):
     blobs, snapshot = tmp_path / "models--me--tiny/blobs", tmp_path / "models--me--tiny/snapshots/1"
     for folder in (blobs, snapshot, tmp_path / "models--me--tiny/refs"):

@@ -117,6 +117,26 @@ def test_a_failure_around_a_replacement_of_the_same_arity_is_still_found():
     assert any(f.code == "PL203" and "forward fails" in f.message for f in found), found
 
 
+def test_another_shape_that_fits_by_broadcasting_is_told():
+    class First(LlamaMLP):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    class Same(LlamaMLP):
+        def forward(self, x):
+            return super().forward(x)[[0, 1, 2]]
+
+    def told(cls):
+        found = patchlab.preview(llama_config(), {"LlamaMLP": cls}).findings
+        return [(f.severity, f.message) for f in found if f.code == "PL203"]
+
+    ((severity, message),) = told(First)
+    assert severity == "warning"
+    assert "shape (3, 4, 32)" in message
+    assert "one of (4, 32)" in message
+    assert told(Same) == []
+
+
 def test_what_asks_a_replacement_for_a_part_is_run_and_found():
     class Curious(transformers.LlamaModel):
         def forward(self, *args, **kwargs):
