@@ -28,6 +28,7 @@ _WARNINGS: dict[str, type[Warning]] = {
 }
 # Between a build and the line that asked for it.
 _LIBRARIES = ("contextlib", "torch", "transformers")
+_ASKING = ("hooks", "initializers", "uninitialized")
 
 
 def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
@@ -38,15 +39,21 @@ def warn_of(findings: Iterable[Finding], stacklevel: int) -> None:
 
 
 def warn_of_build(frame: Frame) -> None:
-    """Warn of the containers (PL101) that a build under what is registered has replaced.
+    """Warn of the containers (PL101) that a build under what is registered has replaced."""
+    if _caller() is not None:
+        warn_caller(_containers(frame))
 
-    The warning is at the line that called transformers. A build of patchlab's own, of a skeleton to
-    look at, is nobody's to mend, and nothing is said of it.
+
+def warn_caller(findings: Iterable[Finding]) -> None:
+    """Warn at the line that called transformers.
+
+    A build of patchlab's own, of a skeleton to look at, is nobody's to mend, and nothing is said of
+    it.
     """
     caller = _caller()
-    if caller is None or _root(caller) == "patchlab":
+    if caller is None:
         return
-    for finding in _containers(frame):
+    for finding in findings:
         warnings.warn_explicit(
             str(finding),
             _category(finding),
@@ -82,14 +89,17 @@ def _category(finding: Finding) -> type[Warning]:
 
 
 def _caller() -> FrameType | None:
-    """Return the innermost frame outside of the libraries, and of the hook that asks."""
+    """Return the innermost frame outside of the libraries and of the hook that asks.
+
+    None where that is patchlab itself.
+    """
     frame: FrameType | None = sys._getframe(1)
-    own = (__name__, "patchlab.apply.hooks")
+    own = (__name__, *(f"patchlab.apply.{name}" for name in _ASKING))
     while frame is not None and (
         _root(frame) in _LIBRARIES or frame.f_globals.get("__name__") in own
     ):
         frame = frame.f_back
-    return frame
+    return None if frame is None or _root(frame) == "patchlab" else frame
 
 
 def _root(frame: FrameType) -> str:

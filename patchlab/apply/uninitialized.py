@@ -8,7 +8,6 @@ what nothing writes to holds whatever was in memory. transformers calls both new
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchlab.apply.construct import Frame, Left, open_frames
-from patchlab.errors import FindingWarning
+from patchlab.apply.telling import warn_caller
 from patchlab.mapping.registry import registered_mapping
 from patchlab.plan.findings import Finding, Severity
 from patchlab.plan.plan import Replacement
@@ -31,6 +30,8 @@ from patchlab.plan.wording import listed
 UNINITIALIZED, CONSTANT, RANDOM = "uninitialized", "constant", "random"
 METHOD = "init_new_weights"
 _LOADED = "_is_hf_initialized"
+# Of which model it was asked last whether a load fills it, and the answer.
+_answer: tuple[Callable[[], nn.Module | None], bool] = (lambda: None), False
 _PLAIN = (nn.Parameter, torch.Tensor, nn.Buffer)
 
 
@@ -66,9 +67,15 @@ def watch_initialization(
         by_model: What the model does.
         by_own: What a replacement does for itself, None if it does nothing.
     """
+    if not _is_loaded(model):
+        by_model()
+        if by_own is not None:
+            by_own()
+        return
     frames = [frame for frame in open_frames() if not frame.dry and frame.constructions is None]
-    wanted = bool(frames) or type(module) in {rule.replacement for rule in registered_mapping()}
-    waiting = _unloaded(model, module) if wanted else {}
+    waiting = _unloaded(module)
+    if waiting and not frames and not _is_registered(type(module)):
+        waiting = {}
     written: list[set[int]] = []
     watches = bool(waiting) or any(frame.left for frame in frames)
     for step in (by_model, by_own):
@@ -93,8 +100,7 @@ def watch_initialization(
     if not frames:
         name = type(module).__name__
         told = [LeftTensor("", name, item.name, item.kind) for item in left.values()]
-        for finding in left_findings(item for item in told if item.kind is not RANDOM):
-            warnings.warn(str(finding), FindingWarning, stacklevel=3)
+        warn_caller(left_findings(item for item in told if item.kind is not RANDOM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +156,8 @@ def left_findings(left: Iterable[LeftTensor]) -> Iterator[Finding]:
         yield Finding(code, severity, key, replacement, _message(replacement, names, kind))
 
 
-def _unloaded(model: nn.Module, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a module's own tensors that its model's load has not filled; {} if it was no load."""
+def _unloaded(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's own tensors that the load of its model has not filled."""
     if getattr(module, _LOADED, False):
         return {}
     waiting: dict[str, torch.Tensor] = {}
@@ -160,9 +166,28 @@ def _unloaded(model: nn.Module, module: nn.Module) -> dict[str, torch.Tensor]:
             continue
         if not getattr(tensor, _LOADED, False):
             waiting[name] = tensor
-    # Nothing is marked as loaded where a constructor has filled everything, as in `from_config`.
-    is_load = bool(waiting) and any(getattr(p, _LOADED, False) for p in model.parameters())
-    return waiting if is_load else {}
+    return waiting
+
+
+def _is_loaded(model: nn.Module) -> bool:
+    """Tell whether a load fills a model: `from_config` marks nothing as loaded.
+
+    Asked for each module of it, one model after another, so the last answer is kept.
+    """
+    global _answer
+    asked, known = _answer
+    if asked() is model:
+        return known
+    first = next(model.parameters(), None)
+    if first is None or first.device.type == "meta":
+        return False  # It is being constructed.
+    known = any(getattr(parameter, _LOADED, False) for parameter in model.parameters())
+    _answer = weakref.ref(model), known
+    return known
+
+
+def _is_registered(cls: type) -> bool:
+    return any(rule.replacement is cls for rule in registered_mapping())
 
 
 def _message(replacement: str, names: list[str], kind: str) -> str:
