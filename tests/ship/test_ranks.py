@@ -58,7 +58,9 @@ if "WORLD_SIZE" in os.environ:
     dist.destroy_process_group()
 else:
     rank, number = 0, 1
-print(f"rank {rank} built {name}, {number} digest", sys.argv[1:], flush=True)
+# In one piece: the lines of ranks that write at once would mix.
+sys.stdout.write(f"rank {rank} built {name}, {number} digest {sys.argv[1:]}\\n")
+sys.stdout.flush()
 """
 
 
