@@ -142,6 +142,21 @@ class RefusingMLP(nn.Module):
         raise self.refusal
 
 
+class Wrapping(nn.Module):
+    """Holds the original."""
+
+    def __init__(self, original):
+        super().__init__()
+        self.original = original
+
+    @classmethod
+    def from_original(cls, original):
+        return cls(original)
+
+    def forward(self, *args, **kwargs):
+        return self.original(*args, **kwargs)
+
+
 def classes_in(model: nn.Module) -> list[type]:
     return [type(module) for module in model.modules()]
 

@@ -1,4 +1,4 @@
-"""Whether what a file imports is, in another process, what it is in this session.
+"""Whether what a file imports is, in another process, what it is in this one.
 
 A session can put a function of its own into a class of a package, set `settings.SCALE`, or edit a
 Python file after it was imported. The file that is exported imports what the home has.
@@ -154,7 +154,7 @@ def _note_edited(module: ModuleType, notes: list[str]) -> None:
 
 
 def _is_edited(module: ModuleType, file: Path) -> bool:
-    """Tell whether a file is another than the one that Python compiled for this session."""
+    """Tell whether a file is another than the one that Python compiled for this process."""
     cached = getattr(module.__spec__, "cached", None)
     if sys.dont_write_bytecode:
         return False  # What lies there may be from another session.

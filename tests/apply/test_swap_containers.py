@@ -10,7 +10,7 @@ from transformers.models.bert.modeling_bert import BertAttention, BertSelfAttent
 
 import patchlab
 from patchlab.errors import FindingsError, OverMatchWarning
-from tests.toys import bert_config
+from tests.toys import Wrapping, bert_config
 
 KEY = ".*Attention"
 
@@ -24,21 +24,6 @@ class Whole(BertAttention):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-
-
-class Wrapping(nn.Module):
-    """Holds the original."""
-
-    def __init__(self, original):
-        super().__init__()
-        self.original = original
-
-    @classmethod
-    def from_original(cls, original):
-        return cls(original)
-
-    def forward(self, *args, **kwargs):
-        return self.original(*args, **kwargs)
 
 
 class Using(Wrapping):

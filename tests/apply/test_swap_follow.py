@@ -11,7 +11,7 @@ from torch import nn
 
 import patchlab
 from tests.fused_families import attentions, conversions, fused
-from tests.toys import BuiltMLP, SubMLP, llama_config, tokens
+from tests.toys import BuiltMLP, SubMLP, Wrapping, llama_config, tokens
 
 
 class ClonedNorm(nn.BatchNorm1d):
@@ -48,21 +48,6 @@ class Handed(WithoutBias):
         return new
 
 
-class Wrapped(nn.Module):
-    """Holds the original."""
-
-    def __init__(self, original):
-        super().__init__()
-        self.original = original
-
-    @classmethod
-    def from_original(cls, original):
-        return cls(original)
-
-    def forward(self, *args, **options):
-        return self.original(*args, **options)
-
-
 class Nothing(nn.Identity):
     """Has no tensor at all."""
 
@@ -81,9 +66,9 @@ MAPPINGS = [
     {"BatchNorm1d": BuiltNorm},
     {"Linear": WithoutBias},
     {"Linear": Handed},
-    {"Linear": Wrapped},
+    {"Linear": Wrapping},
     {"Linear": Nothing},
-    {"Linear": Nothing, "BatchNorm1d": Wrapped},
+    {"Linear": Nothing, "BatchNorm1d": Wrapping},
 ]
 ignored = {"on_finding": "ignore"}
 
@@ -128,7 +113,7 @@ def test_model_that_was_not_moved_keeps_its_very_tensors(mapping):
 
 @pytest.mark.parametrize("replacement", [SubMLP, BuiltMLP])
 def test_model_of_transformers_follows_as_a_whole(llama, replacement):
-    with patchlab.swap(llama, {"LlamaMLP": replacement, "LlamaRotaryEmbedding": Wrapped}):
+    with patchlab.swap(llama, {"LlamaMLP": replacement, "LlamaRotaryEmbedding": Wrapping}):
         llama.double()
         expected = llama(tokens()).logits
     tensors = [*llama.parameters(), *llama.buffers()]
